@@ -1,0 +1,1 @@
+"""What an operator sees: logs, metrics, and the HTTP endpoint that serves them."""

@@ -1,0 +1,135 @@
+"""The seam every transport implements: regions and keys on the serving side, links on the reading side.
+
+A transport never sees a tensor, a layout or a job.  The side that owns the source *serves* a region and
+*grants* ranges of it under keys; the side that wants the bytes *connects* and reads segments into its own
+regions.  Access by a key ends when the grant is revoked.
+
+A back end is one `Transport` class; see `hawk.transports.testing.TransportContract` for the behaviour that
+every one of them has to show.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hawk.memory.region import Region, Segments
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do and roughly what it costs; the planner and the jobs read nothing else of it.
+
+    can_fence      after `revoke` returned, no peer can read the range any more, whatever it does.  Where this is
+                   False the range returns only on the peer's word or its death.
+    same_host      works only between processes of one machine
+    max_sge        pieces one work request may gather or scatter
+    request_cost   seconds per work request, beyond the bytes
+    bandwidth      bytes per second to expect, for choosing chunk sizes (not a promise)
+    """
+
+    can_fence: bool
+    same_host: bool = False
+    max_sge: int = 1024
+    request_cost: float = 2e-6
+    bandwidth: float = 4e9
+
+
+@dataclass(frozen=True, slots=True)
+class Viability:
+    """Whether something can be used here, and why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Read access to `[offset, offset + nbytes)` of a served region, for whoever holds `key` (16 to 64 bytes)."""
+
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+class Link(ABC):
+    """A way to read from one peer.  Made by `Transport.connect`; used for many jobs, several at a time."""
+
+    @abstractmethod
+    async def read(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
+    ) -> None:
+        """Reads every segment into `regions`; returns when all bytes are in place.
+
+        `segments.remote` counts from the first byte of the served region (not of the grant).  However this
+        ends (return, error, cancellation), no byte lands in `regions` after it has ended.
+
+        Raises
+        ------
+        AccessDenied
+            the key is unknown, revoked, or does not cover a segment; nothing was read past what it covers.
+        TransferFailed
+            the connection broke or the peer ended early; part of the bytes may have arrived.
+        DeadlineExceeded
+            not done after `timeout` seconds.
+        InvalidArgument
+            a segment lies outside its local region; nothing was moved.
+        """
+
+    @property
+    @abstractmethod
+    def broken(self) -> bool:
+        """True once this link can carry nothing more and should be made anew."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends reads in flight (they fail with `TransferFailed`) and returns when no byte can land any more."""
+
+
+class Transport(ABC):
+    """One way of moving bytes.  An agent makes one instance of each that its config allows."""
+
+    name: ClassVar[str]
+    capabilities: Capabilities
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> Viability:
+        """Whether this machine can use the transport at all (drivers, packages, devices)."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Opens what serving needs.  Raises `TransportError` (for a port in use: naming it)."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Revokes every grant, closes every link and listener.  Safe to call twice."""
+
+    @property
+    @abstractmethod
+    def endpoint(self) -> dict[str, str]:
+        """What a peer needs to connect, as short strings; travels in the handshake."""
+
+    @abstractmethod
+    def serve(self, region: Region) -> None:
+        """Makes `region` the one that grants refer to (one per instance: the arena)."""
+
+    @abstractmethod
+    def grant(self, offset: int, nbytes: int) -> Grant:
+        """Opens a range of the served region under a fresh random key."""
+
+    @abstractmethod
+    async def revoke(self, grant: Grant) -> bool:
+        """Ends access.  True: provably nobody reads the range any more.  False: a peer still may (see `can_fence`)."""
+
+    @abstractmethod
+    def reachable(self, endpoint: Mapping[str, str]) -> Viability:
+        """Whether a peer with this endpoint can be read from here.  Pure and quick: no I/O that can block."""
+
+    @abstractmethod
+    async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
+        """A link to the peer.  Raises `PeerUnreachable` or `DeadlineExceeded`."""
