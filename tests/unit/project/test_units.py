@@ -1,0 +1,104 @@
+"""Durations and sizes: what is read, what is written, what is refused."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawk.errors import InvalidArgument
+from hawk.units import approximate_size, format_duration, format_size, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30.0),
+        ("150ms", 0.15),
+        ("2m", 120.0),
+        ("1.5h", 5400.0),
+        ("10us", 1e-5),
+        ("1d", 86400.0),
+        (" 5 s ", 5.0),
+        ("0", 0.0),
+        (3, 3.0),
+        (0.25, 0.25),
+    ],
+)
+def test_durations_are_read(text: object, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "30",
+        "",
+        "s",
+        "-3s",
+        "3 parsecs",
+        "1e3s",
+        "nan",
+        "inf",
+        "3S",
+        True,
+        None,
+        -1,
+        math.nan,
+        math.inf,
+        10**400,
+    ],
+)
+def test_what_is_no_duration_is_refused_with_its_field(bad: object) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_duration(bad, "jobs.lease")
+    assert caught.value.field == "jobs.lease"
+    assert "30s" in str(caught.value.expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("64MiB", 64 << 20),
+        ("1GB", 10**9),
+        ("1.5KiB", 1536),
+        ("4096", 4096),
+        (4096, 4096),
+        ("0", 0),
+        ("10 kb", 10_000),
+        ("2tib", 2 << 40),
+        ("0.1GB", 10**8),
+    ],
+)
+def test_sizes_are_read(text: object, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "MiB", "-1", "1.5", "0.3KiB", "1QB", "1 0MB", True, None, 1.5, -1, 1 << 63, "9999999TiB"]
+)
+def test_what_is_no_size_is_refused_with_its_field(bad: object) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_size(bad, "arena.size")
+    assert caught.value.field == "arena.size"
+    assert "64MiB" in str(caught.value.expected)
+
+
+@given(st.floats(min_value=0, max_value=1e9, allow_subnormal=False))
+def test_a_written_duration_reads_back(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-12, abs=1e-19)
+
+
+@given(st.integers(min_value=0, max_value=1 << 62))
+def test_a_written_size_reads_back(nbytes: int) -> None:
+    assert parse_size(format_size(nbytes)) == nbytes
+
+
+def test_people_read_short_forms() -> None:
+    assert format_duration(30) == "30s"
+    assert format_duration(0.15) == "150ms"
+    assert format_duration(120) == "2m"
+    assert format_size(64 << 20) == "64MiB"
+    assert format_size(10**9) == "1GB"
+    assert approximate_size(1_234_567) == "1.18 MiB"
+    assert approximate_size(1023 << 20) == "1023 MiB"
