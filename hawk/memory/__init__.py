@@ -1,0 +1,1 @@
+"""Memories own addresses: host memory, emulated and real devices, shared buffers and the arena."""

@@ -1,0 +1,103 @@
+"""Kinds of memory by name, those of plug-ins included.
+
+A plug-in is an entry point in the group `hawk.memories` that names a `Memory` subclass with two more members:
+`Config`, a frozen dataclass of the options in its `[memory.NAME]` table (beside `kind`), and
+`from_config(name, config)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+
+from hawk.errors import HawkMemoryError, InvalidArgument
+from hawk.memory.host import HostMemory
+from hawk.memory.npu import EmulatedNpu
+
+if TYPE_CHECKING:
+    from hawk.memory.base import Memory
+
+GROUP = "hawk.memories"
+
+
+class MemoryKind(Protocol):
+    """What a class must have to be a kind of memory."""
+
+    kind: ClassVar[str]
+    Config: ClassVar[type[Any]]
+
+    @classmethod
+    def from_config(cls, name: str, config: Any) -> Memory:
+        """Opens the memory that `config`, an instance of `Config`, describes."""
+        ...
+
+
+_BUILT_IN = cast("dict[str, type[MemoryKind]]", {m.kind: m for m in (HostMemory, EmulatedNpu)})
+
+
+@cache
+def _plug_ins() -> dict[str, EntryPoint]:
+    return {e.name: e for e in entry_points(group=GROUP) if e.name not in _BUILT_IN}
+
+
+def kinds() -> list[str]:
+    """Names of all kinds, sorted; naming a plug-in's does not import it."""
+    return sorted({*_BUILT_IN, *_plug_ins()})
+
+
+def get(kind: str, *, field: str = "kind") -> type[MemoryKind]:
+    """The class of a kind.
+
+    Raises `InvalidArgument` for an unknown name, with the nearest known one, and `HawkMemoryError` for a
+    plug-in that cannot be imported or is no memory.  One that is not asked for does no harm.
+    """
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]
+    entry = _plug_ins().get(kind)
+    if entry is None:
+        near = difflib.get_close_matches(kind, kinds(), n=1)
+        raise InvalidArgument(
+            "unknown kind of memory",
+            field=field,
+            got=repr(kind),
+            expected=f"one of {', '.join(kinds())}",
+            hint=f"Did you mean {near[0]!r}?" if near else None,
+        )
+    try:
+        found = entry.load()
+    except Exception as e:  # a plug-in may fail in any way
+        raise HawkMemoryError(
+            f"plug-in {entry.value} cannot be imported: {e!r}", field=field, got=kind
+        ) from e
+    config = getattr(found, "Config", None)
+    if not callable(getattr(found, "from_config", None)) or not (
+        isinstance(config, type) and dataclasses.is_dataclass(config)
+    ):
+        raise HawkMemoryError(
+            f"plug-in {entry.value} is no kind of memory",
+            field=field,
+            got=kind,
+            expected="a class with a Config dataclass and from_config(name, config)",
+        )
+    return cast("type[MemoryKind]", found)
+
+
+def config_class(kind: str, *, field: str = "kind") -> type[Any]:
+    """The dataclass of a kind's options; see `get` for the errors."""
+    return get(kind, field=field).Config
+
+
+def create(kind: str, name: str, config: Any) -> Memory:
+    """Opens a memory.  `config` is an instance of `config_class(kind)`; blocks while the memory is filled."""
+    cls = get(kind)
+    if not isinstance(config, cls.Config):
+        raise InvalidArgument(
+            "not the options of this kind of memory",
+            field=f"memory.{name}",
+            got=type(config).__name__,
+            expected=cls.Config.__name__,
+        )
+    return cls.from_config(name, config)
