@@ -1,0 +1,217 @@
+"""Derive the retile program of two compiled layouts: which loops run inside a piece, and where pieces begin.
+
+Both sides write an axis' index as digits.  Refined to their common boundaries, every digit is either inside
+the page on both sides, and then one loop of a piece, or it selects a page on at least one side, and then each
+of its values begins another piece.  Tokens are special: the two sides may cut them into blocks of different
+sizes under any block table, so a piece is as many tokens high as fit into one block and page of either side.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import InternalError, Unmappable
+from hawk.retile.program import Loop, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from hawk.layouts.compiled import Axis, CompiledLayout, Digit
+
+
+@lru_cache(maxsize=256)
+def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
+    """The program that moves K (`kv=0`) or V (`kv=1`) of a cache laid out as `src` into one laid out as `dst`.
+
+    Pure; results are cached by value, their arrays are read-only.  `heads`, `dims` and `slots` cover the
+    target's index box with its padding, so entries at or beyond the shape's extent are padding throughout.
+
+    Raises
+    ------
+    Unmappable
+        heads or dim differ, the digits of an axis have no common refinement, or a group of the target's codec
+        is not filled by one token of one piece
+    """
+    for field, got, expected in (
+        ("heads", src.shape.heads, dst.shape.heads),
+        ("dim", src.shape.dim, dst.shape.dim),
+        ("kvs", src.shape.kvs, dst.shape.kvs),
+    ):
+        if got != expected:
+            raise Unmappable(
+                "the caches differ", field=field, got=got, expected=expected, source=src.name, target=dst.name
+            )
+    a, b = _Side(src, kv), _Side(dst, kv)
+    rows = _rows(a, b)
+    loops = _slot_loops(a, b, rows)
+    heads, dims = _split(a, b, "head", loops), _split(a, b, "dim", loops)
+    loops.sort(key=lambda loop: -loop.dst)
+    merged = merge_loops(loops)
+    _check_group(dst, merged)
+    slots = np.arange(0, b.padded("slot"), rows, dtype=np.int64)
+    for array in (heads, dims, slots):
+        array.flags.writeable = False
+    return Program(
+        src_codec=src.codec,
+        dst_codec=dst.codec,
+        rows=rows,
+        loops=merged,
+        heads=heads,
+        dims=dims,
+        slots=slots,
+        src_elements=src.piece(kv).elements,
+        dst_elements=dst.piece(kv).elements,
+    )
+
+
+def merge_loops(loops: Iterable[Loop], *, full: bool = False) -> tuple[Loop, ...]:
+    """`loops` with neighbours joined where the outer one goes on exactly where the inner one ends.
+
+    With `full` the steps in tokens and dims need not chain: right only for pieces without a partial row or
+    column.  Loops of one step fall away; the order is kept.
+    """
+    out: list[Loop] = []
+    for loop in loops:
+        if loop.ext == 1:
+            continue
+        if out and _chains(out[-1], loop, full):
+            outer = out.pop()
+            loop = Loop(outer.ext * loop.ext, loop.src, loop.dst, loop.row, loop.col)
+        out.append(loop)
+    return tuple(out)
+
+
+def _chains(outer: Loop, inner: Loop, full: bool) -> bool:
+    n = inner.ext
+    if (outer.src, outer.dst) != (inner.src * n, inner.dst * n):
+        return False
+    return full or (outer.row, outer.col) == (inner.row * n, inner.col * n)
+
+
+def piece_elements(program: Program) -> int:
+    """Elements of one piece, padding included."""
+    n = 1
+    for loop in program.loops:
+        n *= loop.ext
+    return n
+
+
+def piece_count(program: Program, blocks: int) -> int:
+    """Pieces of one (layer, kv) that fill `blocks` whole blocks of the target."""
+    return blocks * len(program.heads) * len(program.slots) * len(program.dims)
+
+
+class _Side:
+    """The digits of one side, asked by axis."""
+
+    def __init__(self, layout: CompiledLayout, kv: int) -> None:
+        self.layout = layout
+        piece = layout.piece(kv)
+        self.page = tuple(d for d in piece.page if d.ext > 1)
+        self.inside = tuple(d for d in piece.inside if d.ext > 1)
+
+    def digits(self, axis: Axis) -> list[Digit]:
+        """Digits of `axis`, least significant first."""
+        return sorted((d for d in (*self.page, *self.inside) if d.axis == axis), key=lambda d: d.div)
+
+    def padded(self, axis: Axis) -> int:
+        """Indices along `axis`, padding included."""
+        return max((d.div * d.ext for d in self.digits(axis)), default=1)
+
+    def stride(self, axis: Axis, div: int) -> int | None:
+        """Elements that a step of `div` indices is worth inside the page; None where it selects the page."""
+        for d in reversed(self.digits(axis)):
+            if d.div <= div:
+                return d.stride * (div // d.div) if d in self.inside else None
+        return None
+
+
+def _boundaries(src: _Side, dst: _Side, axis: Axis) -> list[int]:
+    return sorted({1, *(d.div for side in (src, dst) for d in side.digits(axis))})
+
+
+def _show(side: _Side, axis: Axis) -> str:
+    found = [f"{axis}/{d.div}%{d.ext}" for d in reversed(side.digits(axis))]
+    return " ".join(found) or "none"
+
+
+def _split(src: _Side, dst: _Side, axis: Axis, loops: list[Loop]) -> NDArray[np.int64]:
+    """Append the loops of `axis` to `loops`; the base indices of the pieces along it."""
+    bounds, padded = _boundaries(src, dst, axis), dst.padded(axis)
+    for low, high in pairwise(bounds):
+        if high % low:
+            raise Unmappable(
+                "the digits have no common refinement",
+                field=axis,
+                got=f"{_show(src, axis)} in {src.layout.name}",
+                expected=f"boundaries that nest with {_show(dst, axis)} in {dst.layout.name}",
+            )
+    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
+    whole = padded if axis == "dim" else gcd(padded, dst.layout.shape.extent(axis))
+    bases = np.zeros(1, np.int64)
+    for i, div in enumerate(bounds):
+        # The most significant digit is open-ended: it reaches as far as the target's padding.
+        ext = bounds[i + 1] // div if i + 1 < len(bounds) else -(-padded // div)
+        if ext == 1:
+            continue
+        s, d = src.stride(axis, div), dst.stride(axis, div)
+        if s is not None and d is not None and whole % (div * ext) == 0:
+            loops.append(Loop(ext, s, d, 0, div if axis == "dim" else 0))
+        else:
+            bases = (np.arange(ext, dtype=np.int64)[:, None] * div + bases).ravel()
+    return np.sort(bases[bases < padded])
+
+
+def _rows(src: _Side, dst: _Side) -> int:
+    """Tokens per piece: one block and one page on both sides, at any pair of block table entries."""
+    rows = gcd(src.layout.shape.block_size, dst.layout.shape.block_size, dst.padded("slot"))
+    for side in (src, dst):
+        for d in side.page:
+            if d.axis == "slot":
+                rows = gcd(rows, d.div)
+    # Below `rows` the digits must nest, up to `rows` itself; where they do not, the piece is lower.
+    while True:
+        chain = _chain(src, dst, rows)
+        clash = [(low, high) for low, high in pairwise(chain) if high % low]
+        if not clash:
+            return rows
+        rows = gcd(rows, *clash[0])
+
+
+def _chain(src: _Side, dst: _Side, rows: int) -> list[int]:
+    return [b for b in _boundaries(src, dst, "slot") if b < rows] + [rows]
+
+
+def _slot_loops(src: _Side, dst: _Side, rows: int) -> list[Loop]:
+    loops = []
+    for low, high in pairwise(_chain(src, dst, rows)):
+        s, d = src.stride("slot", low), dst.stride("slot", low)
+        if s is None or d is None:
+            raise InternalError("a page digit lies below the rows of a piece", slot=low, rows=rows)
+        loops.append(Loop(high // low, s, d, low, 0))
+    return loops
+
+
+def _check_group(dst: CompiledLayout, loops: Sequence[Loop]) -> None:
+    group, filled = dst.codec.group, 1
+    for loop in reversed(loops):
+        if filled == group:
+            break
+        if loop.dst != filled or loop.row:
+            break
+        filled = group if filled * loop.ext % group == 0 and group % filled == 0 else filled * loop.ext
+    if filled != group:
+        raise Unmappable(
+            "a group that shares an exponent is not filled by one token of one piece",
+            field="codec.group",
+            got=f"{filled} elements side by side",
+            expected=f"groups of {group} along dims that lie in one page of the source",
+            target=dst.name,
+        )
