@@ -1,0 +1,35 @@
+"""Rules for every test: in CI a skip is a failure, unless it stands in the list below with its reason."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+SKIPS_ALLOWED_IN_CI: dict[str, str] = {}
+"""Part of a test's id, and why no CI machine can run it."""
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not IN_CI or report.outcome != "skipped" or hasattr(report, "wasxfail"):
+        return
+    if any(part in report.nodeid for part in SKIPS_ALLOWED_IN_CI):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = f"skipped, and CI allows no skip that tests/conftest.py does not list: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
