@@ -1,0 +1,224 @@
+"""The compiled form of a layout: digits with strides, the only thing retile and plan ever read.
+
+A compiled layout answers, for every element of a cache, *which buffer, which page of it, which position in
+that page*, as sums over digits.  A digit is one factor of one axis' index: `(index // div) % ext`, worth
+`stride` pages or `stride` elements.  Since each digit belongs to one axis, addresses are separable: the
+address of an element is a sum with one term per axis, which is what makes plans vectorisable.
+
+Every layout is in page form.  One whose declaration has no `|` is cut behind its least significant `layer`,
+`kv` or `block` digit: below that cut lie only `head`, `slot` and `dim` digits, and a page is a contiguous
+stretch of memory.  So a page never spans two blocks, two layers, or K and V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hawk.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+Axis = Literal["layer", "kv", "head", "block", "slot", "dim"]
+AXES: tuple[Axis, ...] = ("layer", "kv", "head", "block", "slot", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The index box of one worker's cache: `layers x kvs x heads x blocks x block_size x dim` elements.
+
+    kvs is 2 where K and V are both kept, 1 where there is one tensor (latents).  `block_size` counts tokens
+    (the extent of the `slot` axis), `heads` the KV heads of this worker.
+    """
+
+    layers: int
+    heads: int
+    dim: int
+    block_size: int
+    blocks: int
+    kvs: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "dim", "block_size", "blocks", "kvs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidArgument("an extent is a positive integer", field=f"shape.{name}", got=value)
+
+    def extent(self, axis: Axis) -> int:
+        """Number of indices along `axis`."""
+        return {
+            "layer": self.layers,
+            "kv": self.kvs,
+            "head": self.heads,
+            "block": self.blocks,
+            "slot": self.block_size,
+            "dim": self.dim,
+        }[axis]
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """`(index[axis] // div) % ext`, worth `stride` (pages in a page number, elements inside a page).
+
+    The most significant digit of an axis takes what is left: there `div * ext` may exceed the axis' extent,
+    and the surplus indices are padding.
+    """
+
+    axis: Axis
+    div: int
+    ext: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodecInfo:
+    """How elements are stored; the bytes themselves are defined by the codec of that name in `codecs`.
+
+    name        `"bf16"`, `"fp16"`, `"fp32"`, `"bfp8_b"`, `"bfp4_b"`
+    bits        bits per element, without scales
+    group       elements that share one exponent, along the least significant inside digits; 1 for elementwise
+    header      bytes at the start of each page that hold the exponents of its groups in order (0 if none)
+    lossy       whether a value survives a round trip through bf16 only approximately
+    """
+
+    name: str
+    bits: int
+    group: int = 1
+    lossy: bool = False
+
+    def header_bytes(self, elements: int) -> int:
+        """Bytes of shared exponents at the start of a page of `elements`."""
+        return 0 if self.group == 1 else elements // self.group
+
+    def page_bytes(self, elements: int) -> int:
+        """Bytes of one page of `elements`: header and elements."""
+        return self.header_bytes(elements) + (elements * self.bits) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPiece:
+    """The digits that hold for some values of `kv` (all of them, or `kv=0` where K and V are laid differently).
+
+    page        digits of the page number within a buffer, most significant first, strides in pages
+    inside      digits of the position within a page, most significant first, strides in elements
+    elements    elements per page, padding included
+    padded      whether some positions of some pages are padding (they hold zero)
+    """
+
+    kvs: tuple[int, ...]
+    page: tuple[Digit, ...]
+    inside: tuple[Digit, ...]
+    elements: int
+    padded: bool
+
+    def page_term(self, axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What `index` along `axis` adds to the page number; same shape as `index`."""
+        return _term(self.page, axis, index)
+
+    def inside_term(self, axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What `index` along `axis` adds to the element position within the page; same shape as `index`."""
+        return _term(self.inside, axis, index)
+
+
+def _term(digits: Sequence[Digit], axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    total = np.zeros_like(index)
+    for d in digits:
+        if d.axis == axis:
+            total += (index // d.div) % d.ext * d.stride
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLayout:
+    """A layout bound to a shape, a codec and a number of channels.
+
+    name          the declaration's name, for messages
+    shape         the index box
+    codec         how elements are stored
+    buffers       axes that select separate base addresses, a subset of `("layer", "kv")` in that order
+    pieces        one, or one per value of kv
+    pages         pages per buffer
+    page_bytes    bytes of one page that mean something
+    page_stride   distance of neighbouring pages of one channel: `page_bytes` rounded up to the alignment
+    channels      pages are dealt to that many channels in turn: page i lies in channel `i % channels` at byte
+                  `(i // channels) * page_stride` from the buffer's base in that channel; 1 for linear memory
+    """
+
+    name: str
+    shape: CacheShape
+    codec: CodecInfo
+    buffers: tuple[Axis, ...]
+    pieces: tuple[CompiledPiece, ...]
+    pages: int
+    page_bytes: int
+    page_stride: int
+    channels: int
+
+    def piece(self, kv: int) -> CompiledPiece:
+        """The piece that holds for this value of `kv`."""
+        for piece in self.pieces:
+            if kv in piece.kvs:
+                return piece
+        raise InvalidArgument("no piece of the layout holds this kv", field="kv", got=kv, layout=self.name)
+
+    @property
+    def buffer_count(self) -> int:
+        """Number of separate base addresses."""
+        n = 1
+        for axis in self.buffers:
+            n *= self.shape.extent(axis)
+        return n
+
+    def buffer(self, layer: int, kv: int) -> int:
+        """Number of the buffer that holds this layer and kv."""
+        n = 0
+        for axis in self.buffers:
+            n = n * self.shape.extent(axis) + (layer if axis == "layer" else kv)
+        return n
+
+    @property
+    def channel_bytes(self) -> int:
+        """Bytes that one buffer needs in each channel."""
+        return -(-self.pages // self.channels) * self.page_stride
+
+    def fixed_term(self, kv: int, layer: int) -> int:
+        """What `layer` and `kv` add to the page number (0 for an axis that selects the buffer)."""
+        piece, total = self.piece(kv), 0
+        for axis, index in (("layer", layer), ("kv", kv)):
+            if axis not in self.buffers:
+                total += int(_term(piece.page, axis, np.asarray([index], dtype=np.int64))[0])  # type: ignore[arg-type]
+        return total
+
+    def locate(
+        self, layer: int, kv: int, head: int, block: int, slot: int, dim: int
+    ) -> tuple[int, int, int, int]:
+        """Where one element lies: (buffer, channel, byte offset of its page there, position in the page).
+
+        Slow: for people and tests.
+        """
+        piece = self.piece(kv)
+        index: dict[Axis, int] = {
+            "layer": layer,
+            "kv": kv,
+            "head": head,
+            "block": block,
+            "slot": slot,
+            "dim": dim,
+        }
+        for axis, value in index.items():
+            if not 0 <= value < self.shape.extent(axis):
+                raise InvalidArgument(
+                    "index out of range", field=axis, got=value, expected=f"0..{self.shape.extent(axis) - 1}"
+                )
+        page = inside = 0
+        for axis, value in index.items():
+            at = np.asarray([value], dtype=np.int64)
+            if axis not in self.buffers:
+                page += int(piece.page_term(axis, at)[0])
+            inside += int(piece.inside_term(axis, at)[0])
+        return self.buffer(layer, kv), page % self.channels, page // self.channels * self.page_stride, inside
