@@ -1,0 +1,177 @@
+"""A plan told to people: what a transfer would move, in which pieces, and why in that way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.plan.check import check, check_blocks, check_selection
+from hawk.plan.decide import Statistics, decide, direct_requests, statistics
+from hawk.plan.target import entries, split, target_chunk
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from hawk.layouts.compiled import CompiledLayout
+    from hawk.plan.decide import Direction, Override, Support
+    from hawk.plan.types import Chunk, Decision, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found; `str()` of it is the text for people.
+
+    selection, chunks    what is moved, and how it is cut
+    source, target       the layouts' names, codecs in brackets
+    payload              bytes of the selected tokens as the target stores them, without padding rows
+    nbytes, arena_bytes  bytes moved and arena bytes, all chunks
+    segments             rows of a direct transfer, all chunks
+    requests             work requests of a direct transfer, all chunks
+    shortest, median, longest    run lengths in bytes; the median is that of the largest chunk
+    channel_bytes        bytes moved per channel, all chunks
+    lossy                why values may change, or None
+    decision             of the largest chunk
+    """
+
+    selection: Selection
+    chunks: tuple[Chunk, ...]
+    source: str
+    target: str
+    payload: int
+    nbytes: int
+    arena_bytes: int
+    segments: int
+    requests: int
+    shortest: int
+    median: int
+    longest: int
+    channel_bytes: tuple[int, ...]
+    lossy: str | None
+    decision: Decision
+
+    @property
+    def imbalance(self) -> float:
+        """The fullest channel over the mean of all; 1 is perfect."""
+        return max(self.channel_bytes) * len(self.channel_bytes) / self.nbytes
+
+    def __str__(self) -> str:
+        s = self.selection
+        channels = ", ".join(f"{n:,}" for n in self.channel_bytes)
+        lines = [
+            f"{self.source} -> {self.target}",
+            f"selection   layers {s.layer}..{s.layer + s.layers - 1}, tokens {s.token}..{s.token + s.tokens - 1}",
+            f"bytes       {self.nbytes:,} moved, of them {self.payload:,} payload; arena {self.arena_bytes:,} "
+            f"in {len(self.chunks)} chunk{'s' if len(self.chunks) > 1 else ''}",
+            f"segments    {self.segments:,} if direct, in {self.requests:,} requests",
+            f"runs        {self.shortest:,} to {self.longest:,} B, median {self.median:,} B",
+            f"channels    {channels} B; the fullest holds {self.imbalance:.3f} of the mean",
+            f"values      {self.lossy or 'kept bit for bit'}",
+            f"mode        {self.decision.reason}",
+        ]
+        return "\n".join(lines)
+
+
+def _lossy(src: CompiledLayout, dst: CompiledLayout) -> str | None:
+    """Why values may change between the codecs, or None where every value survives."""
+    a, b = src.codec, dst.codec
+    if a == b:
+        if a.group > 1:
+            return f"lossy: groups of {a.group} are decoded and encoded anew ({a.name})"
+        return None
+    if b.lossy:
+        return f"lossy: {b.name} holds {b.bits} bits an element, {b.group} sharing an exponent"
+    # Exact only where the target has at least the exponent and mantissa bits of the source.
+    exact = {("bf16", "fp32"), ("fp16", "fp32"), ("bfp8_b", "fp32"), ("bfp4_b", "fp32")}
+    if (a.name, b.name) in exact:
+        return None
+    return f"lossy: {a.name} to {b.name} rounds"
+
+
+def explain(
+    src: CompiledLayout,
+    dst: CompiledLayout,
+    selection: Selection,
+    *,
+    dst_blocks: ArrayLike | None = None,
+    max_bytes: int = 1 << 28,
+    move_support: Support = "none",
+    move_cost: float = 0.0,
+    request_cost: float = 2e-6,
+    bandwidth: float = 4e9,
+    max_sge: int = 1024,
+    override: Override = "auto",
+    direction: Direction = "read",
+) -> Explanation:
+    """What moving `selection` from `src` to `dst` would do; nothing is moved.
+
+    dst_blocks    the target's block table; neighbouring blocks from 0 on if not given
+    max_bytes     largest chunk, arena bytes
+    others        as for `decide`
+
+    Raises what `check`, `check_blocks`, `split` and `decide` raise.
+    """
+    check(src, dst)
+    check_selection(src, selection)
+    check_selection(dst, selection)
+    table = np.arange(entries(dst, selection)[1]) if dst_blocks is None else dst_blocks
+    blocks = check_blocks(dst, table, selection, "dst_blocks")
+    chunks = split(dst, selection, max_bytes=max_bytes)
+    channel_bytes = np.zeros(dst.channels, np.int64)
+    requests, found, largest = 0, [], 0
+    decision: Decision | None = None
+    for chunk in chunks:
+        target = target_chunk(dst, blocks, selection, chunk)
+        stats = statistics(target)
+        found.append(stats)
+        channel_bytes += np.asarray(stats.channel_bytes)
+        requests += direct_requests(target, max_sge, direction)
+        if decision is None or stats.nbytes > found[largest].nbytes:
+            largest = len(found) - 1
+            decision = decide(
+                target,
+                move_support=move_support,
+                move_cost=move_cost,
+                request_cost=request_cost,
+                bandwidth=bandwidth,
+                max_sge=max_sge,
+                override=override,
+                direction=direction,
+            )
+    assert decision is not None  # `split` never returns no chunk
+    return _explanation(
+        src, dst, selection, chunks, found, found[largest].median, requests, channel_bytes.tolist(), decision
+    )
+
+
+def _explanation(
+    src: CompiledLayout,
+    dst: CompiledLayout,
+    selection: Selection,
+    chunks: tuple[Chunk, ...],
+    found: list[Statistics],
+    median: int,
+    requests: int,
+    channel_bytes: list[int],
+    decision: Decision,
+) -> Explanation:
+    shape, codec = dst.shape, dst.codec
+    elements = selection.layers * shape.kvs * selection.tokens * shape.heads * shape.dim
+    return Explanation(
+        selection=selection,
+        chunks=chunks,
+        source=f"{src.name} [{src.codec.name}]",
+        target=f"{dst.name} [{codec.name}]",
+        payload=codec.page_bytes(elements),
+        nbytes=sum(s.nbytes for s in found),
+        arena_bytes=sum(s.arena_bytes for s in found),
+        segments=sum(s.runs for s in found),
+        requests=requests,
+        shortest=min(s.shortest for s in found),
+        median=median,
+        longest=max(s.longest for s in found),
+        channel_bytes=tuple(channel_bytes),
+        lossy=_lossy(src, dst),
+        decision=decision,
+    )

@@ -1,0 +1,258 @@
+"""The target's side of the plan: chunks, their size, and where each byte of the arena goes in the target.
+
+Which pages a chunk touches follows from the token range `[t0, t1)` alone:
+
+- blocks that hold no token of it, and pages whose rows all lie before t0, are left as they are;
+- rows before t0 in a page that is touched are neighbours: the page has its place in the arena, but their bytes
+  are in no run, so whatever the target holds there stays;
+- rows from t1 to the end of the last touched block are padding: they are moved, as zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import InvalidArgument, OutOfMemory
+from hawk.plan.check import check_selection
+from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, pattern, ragged, starts
+from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hawk.layouts.compiled import CompiledLayout
+    from hawk.plan.pattern import Pattern
+
+    I64 = NDArray[np.int64]
+
+
+def entries(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
+    """First entry of a block table that the selection touches, and one past the last."""
+    size = layout.shape.block_size
+    return selection.token // size, -(-(selection.token + selection.tokens) // size)
+
+
+def _cut(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
+    """Rows at the start of the chunk's first block that lie before the token range."""
+    return max(0, selection.token - chunk.block * layout.shape.block_size)
+
+
+def _plane_bytes(layout: CompiledLayout, kv: int, cut: int, blocks: int, align: int) -> int:
+    pages = pattern(layout, kv, cut).pages + (blocks - 1) * pattern(layout, kv, 0).pages
+    # How the pages spread over the channels depends on the block table; each channel in use rounds up once.
+    waste = align - math.gcd(align, layout.page_stride)
+    return pages * layout.page_stride + min(layout.channels, pages) * waste
+
+
+def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, align: int = ARENA_ALIGN) -> int:
+    """Arena bytes that suffice for the chunk whatever the block table holds.
+
+    Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
+    """
+    cut = _cut(dst, selection, chunk)
+    per_layer = sum(_plane_bytes(dst, kv, cut, chunk.blocks, align) for kv in range(dst.shape.kvs))
+    return chunk.layers * per_layer
+
+
+def split(
+    dst: CompiledLayout, selection: Selection, *, max_bytes: int, align: int = ARENA_ALIGN
+) -> tuple[Chunk, ...]:
+    """The selection as chunks of at most `max_bytes` arena bytes, in the order in which layers become ready.
+
+    As many whole layers as fit go into one chunk; where one layer does not fit, it is cut by entries of the
+    target's block table.
+
+    Raises
+    ------
+    OutOfMemory
+        one block of one layer is larger than `max_bytes`; `expected` names the smallest size that works.
+    InvalidArgument
+        the selection names layers that the target does not have.
+    """
+    check_selection(dst, selection)
+    begin, end = entries(dst, selection)
+    last = selection.layer + selection.layers
+
+    def size(layers: int, block: int, blocks: int) -> int:
+        return chunk_bytes(dst, selection, Chunk(selection.layer, layers, block, blocks), align=align)
+
+    fit = max_bytes // size(1, begin, end - begin)
+    if fit > 0:
+        return tuple(
+            Chunk(layer, min(fit, last - layer), begin, end - begin)
+            for layer in range(selection.layer, last, fit)
+        )
+    smallest = max(size(1, begin, 1), size(1, end - 1, 1))
+    if smallest > max_bytes:
+        raise OutOfMemory(
+            "one block of one layer does not fit into a chunk",
+            field="max_bytes",
+            got=max_bytes,
+            expected=f"{smallest} or more",
+            layout=dst.name,
+        )
+    cuts: list[tuple[int, int]] = []
+    block = begin
+    while block < end:
+        # The size grows with the number of blocks: bisect for the largest number that fits.
+        low, high = 1, end - block
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if size(1, block, middle) <= max_bytes else (low, middle - 1)
+        cuts.append((block, low))
+        block += low
+    return tuple(Chunk(layer, 1, at, n) for layer in range(selection.layer, last) for at, n in cuts)
+
+
+def _stretches(pat: Pattern, term: I64, channels: int) -> tuple[I64, I64, I64, I64]:
+    """(channel, slot, count, cut) of the page stretches of the blocks that begin at pages `term`."""
+    residue = term % channels
+    count = pat.first[residue + 1] - pat.first[residue]
+    row = ragged(pat.first[residue], count)
+    return pat.channel[row], pat.slot[row] + np.repeat(term // channels, count), pat.count[row], pat.cut[row]
+
+
+def coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, I64, I64, I64]:
+    """Joins neighbouring rows that are contiguous in the arena and in the target of one channel."""
+    if len(nbytes) == 0:
+        return channel, arena, target, nbytes
+    new = channel[1:] != channel[:-1]
+    new |= arena[1:] != arena[:-1] + nbytes[:-1]
+    new |= target[1:] != target[:-1] + nbytes[:-1]
+    begin = starts(new)
+    return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
+
+
+def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int) -> PlaneRuns:
+    """The runs of a plane whose blocks begin at pages `term`; the first block's rows before `cut` are not ours."""
+    channels, stride, page_bytes = layout.channels, layout.page_stride, layout.page_bytes
+    first = pattern(layout, kv, cut)
+    parts = [_stretches(pattern(layout, kv, 0), term[1:] if cut else term, channels)]
+    if cut:
+        parts.append(_stretches(first, term[:1], channels))
+    channel, slot, count, which = (np.concatenate([p[i] for p in parts]) for i in range(4))
+    order = np.argsort(channel * (int(slot.max()) + 1) + slot)
+    channel, slot, count, which = channel[order], slot[order], count[order], which[order]
+    # Rank of each page among the plane's pages of its channel, hence its place in the arena.
+    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+    channel_first = total[np.searchsorted(channel, np.arange(channels + 1))]
+    arena = (total[:-1] - channel_first[channel]) * stride
+    target = slot * stride
+    whole = which < 0
+    if stride == page_bytes:
+        rows = (channel[whole], arena[whole], target[whole], count[whole] * stride)
+    else:
+        # The bytes between two pages are nobody's: the arena has rubbish there, so they stay out.
+        n = count[whole]
+        step = ragged(np.zeros_like(n), n) * stride
+        rows = (
+            np.repeat(channel[whole], n),
+            np.repeat(arena[whole], n) + step,
+            np.repeat(target[whole], n) + step,
+            np.full(int(n.sum()), page_bytes, np.int64),
+        )
+    if not whole.all():
+        part = which[~whole]
+        n = first.cut_first[part + 1] - first.cut_first[part]
+        row = ragged(first.cut_first[part], n)
+        at = first.cut_at[row]
+        extra = (
+            np.repeat(channel[~whole], n),
+            np.repeat(arena[~whole], n) + at,
+            np.repeat(target[~whole], n) + at,
+            first.cut_bytes[row],
+        )
+        joined = [np.concatenate(pair) for pair in zip(rows, extra, strict=True)]
+        order = np.lexsort((joined[1], joined[0]))
+        rows = (joined[0][order], joined[1][order], joined[2][order], joined[3][order])
+    channel, arena, target, nbytes = coalesce(*rows)
+    pages = np.diff(channel_first)
+    return PlaneRuns(
+        channel=channel.astype(np.int32),
+        arena=arena,
+        target=target,
+        nbytes=nbytes,
+        channel_bytes=-(-pages * stride // ARENA_ALIGN) * ARENA_ALIGN,
+    )
+
+
+def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
+    check_selection(dst, selection)
+    begin, end = entries(dst, selection)
+    if chunk.blocks < 1 or chunk.block < begin or chunk.block + chunk.blocks > end:
+        raise InvalidArgument(
+            "the chunk reaches past the selection",
+            field="chunk.block",
+            got=f"entries {chunk.block}..{chunk.block + chunk.blocks - 1}",
+            expected=f"within {begin}..{end - 1}",
+        )
+    last = selection.layer + selection.layers
+    if chunk.layers < 1 or chunk.layer < selection.layer or chunk.layer + chunk.layers > last:
+        raise InvalidArgument(
+            "the chunk reaches past the selection",
+            field="chunk.layer",
+            got=f"layers {chunk.layer}..{chunk.layer + chunk.layers - 1}",
+            expected=f"within {selection.layer}..{last - 1}",
+        )
+    if len(blocks) < chunk.block + chunk.blocks:
+        raise InvalidArgument(
+            "the block table is too short",
+            field="blocks",
+            got=f"{len(blocks)} entries",
+            expected=f"{chunk.block + chunk.blocks} or more",
+        )
+    used = blocks[chunk.block : chunk.block + chunk.blocks]
+    bad = np.flatnonzero((used < 0) | (used >= dst.shape.blocks))
+    if len(bad):
+        raise InvalidArgument(
+            "no such block",
+            field=f"blocks[{chunk.block + int(bad[0])}]",
+            got=int(used[bad[0]]),
+            expected=f"0..{dst.shape.blocks - 1}",
+        )
+
+
+def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
+    """Lays out the arena of a chunk and says where its bytes go in the target.
+
+    blocks    the target's whole block table, `int64[n]`, without duplicates (see `check_blocks`)
+
+    Raises `InvalidArgument` if the chunk is no part of the selection, or if the table is too short or names a
+    block that the target does not have.
+    """
+    blocks = np.ascontiguousarray(blocks, dtype=np.int64)
+    _check_chunk(dst, blocks, selection, chunk)
+    used = blocks[chunk.block : chunk.block + chunk.blocks]
+    cut = _cut(dst, selection, chunk)
+    layers, kvs = range(chunk.layer, chunk.layer + chunk.layers), range(dst.shape.kvs)
+    runs: list[PlaneRuns] = []
+    known: dict[tuple[int, int], int] = {}
+    kind = np.empty((chunk.layers, dst.shape.kvs), np.int64)
+    shift = np.empty((chunk.layers, dst.shape.kvs), np.int64)
+    for kv in kvs:
+        fixed = fixed_terms(dst, kv)[chunk.layer : chunk.layer + chunk.layers]
+        shift[:, kv] = fixed // dst.channels * dst.page_stride
+        lead = dst.piece(kv).kvs[0]
+        for i, residue in enumerate((fixed % dst.channels).tolist()):
+            if (lead, residue) not in known:
+                known[lead, residue] = len(runs)
+                term = dst.piece(kv).page_term("block", used) + residue
+                runs.append(_plane_runs(dst, lead, term, cut))
+            kind[i, kv] = known[lead, residue]
+    plane_bytes = np.stack([r.channel_bytes for r in runs])[kind.ravel()]
+    ends = np.cumsum(plane_bytes.T.ravel())
+    base = (ends - plane_bytes.T.ravel()).reshape(dst.channels, -1).T
+    return TargetChunk(
+        layout=dst,
+        selection=selection,
+        chunk=chunk,
+        planes=tuple((layer, kv) for layer in layers for kv in kvs),
+        kind=tuple(kind.ravel().tolist()),
+        runs=tuple(runs),
+        base=np.ascontiguousarray(base),
+        shift=shift.ravel(),
+        nbytes=int(ends[-1]),
+    )

@@ -1,0 +1,159 @@
+"""The plan's vocabulary: selections, chunks, and what both sides derive from them.
+
+Both agents compute the plan for themselves from the same facts, so no segment list crosses the wire: the
+sender needs the target's layout, block table and token range to lay out its arena; the receiver needs the
+same to know where each byte of the arena goes.  Within a chunk the arena is channel-major:
+
+    [ channel 0: plane 0 | plane 1 | ... ] [ channel 1: plane 0 | plane 1 | ... ] ...
+
+where a *plane* is one (layer, kv) and holds its pages for that channel in ascending page order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hawk.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hawk.layouts.compiled import CompiledLayout
+    from hawk.retile.program import Pieces, Program
+
+    I64 = NDArray[np.int64]
+    I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a request is moved: layers `[layer, layer + layers)` and token positions `[token, token + tokens)`.
+
+    Block tables on both sides count from token 0 of the request: entry i holds tokens
+    `[i * block_size, (i + 1) * block_size)`.
+    """
+
+    layer: int
+    layers: int
+    token: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(
+                    "nothing is selected",
+                    field=f"selection.{name}",
+                    got=getattr(self, name),
+                    expected="1 or more",
+                )
+        for name in ("layer", "token"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(
+                    "negative", field=f"selection.{name}", got=getattr(self, name), expected="0 or more"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is prepared, moved and finished in one go: layers x entries of the target's block table."""
+
+    layer: int
+    layers: int
+    block: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a cache lies: for every buffer and channel a region and the byte offset of the buffer's base in it.
+
+    region, offset    `int32[buffers, channels]` and `int64[buffers, channels]`; `region` indexes whatever list of
+                      regions the owner keeps for this cache
+    """
+
+    region: I32
+    offset: I64
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneRuns:
+    """The byte runs of one plane of a chunk: contiguous both in the plane's part of the arena and in the target.
+
+    channel    `int32[n]`
+    arena      byte offset within the plane's part of that channel, `int64[n]`
+    target     byte offset in that channel from the buffer's base plus the plane's `shift`, `int64[n]`
+    nbytes     `int64[n]`
+    channel_bytes    arena bytes of the plane per channel, a multiple of 64, `int64[channels]`
+
+    Rows are sorted by channel, then by `arena`, which is also the order of `target`.
+    """
+
+    channel: I32
+    arena: I64
+    target: I64
+    nbytes: I64
+    channel_bytes: I64
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChunk:
+    """The target's side of a chunk, independent of where the arena and the cache lie.
+
+    planes      (layer, kv) in arena order
+    kind        for each plane, index into `runs` (planes of one kind share their runs)
+    base        byte offset of each plane's part per channel from the chunk's first arena byte,
+                `int64[planes, channels]`
+    shift       what to add to `PlaneRuns.target` for this plane, bytes, the same in every channel, `int64[planes]`
+                (not 0 where layers or kvs of one buffer follow each other)
+    nbytes      arena bytes of the chunk
+    """
+
+    layout: CompiledLayout
+    selection: Selection
+    chunk: Chunk
+    planes: tuple[tuple[int, int], ...]
+    kind: tuple[int, ...]
+    runs: tuple[PlaneRuns, ...]
+    base: I64
+    shift: I64
+    nbytes: int
+
+    @property
+    def channel_bytes(self) -> I64:
+        """Arena bytes per channel, all planes together, `int64[channels]`."""
+        total = np.zeros(self.layout.channels, np.int64)
+        for k in self.kind:
+            total += self.runs[k].channel_bytes
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class RetileStep:
+    """One call of a retile core: a program, its pieces, and where the plane lies on both sides.
+
+    src_region, src_offset    region index and byte offset of the plane's buffer per source channel
+    dst_offset                byte offset of the plane's part per target channel, from the chunk's first arena byte
+    """
+
+    layer: int
+    kv: int
+    program: Program
+    pieces: Pieces
+    src_region: tuple[int, ...]
+    src_offset: tuple[int, ...]
+    dst_offset: tuple[int, ...]
+
+
+Mode = Literal["direct", "staged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Direct or staged, and why, in one sentence for logs and `explain`."""
+
+    mode: Mode
+    reason: str
