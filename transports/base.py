@@ -94,7 +94,13 @@ class Transport(ABC):
     """One way of moving bytes.  An agent makes one instance of each that its config allows."""
 
     name: ClassVar[str]
+    Config: ClassVar[type[object]]
+    """A frozen dataclass of this transport's settings, each with a default."""
     capabilities: Capabilities
+
+    @abstractmethod
+    def __init__(self, config: object | None = None) -> None:
+        """Takes an instance of `Config`, or None for the defaults; opens nothing."""
 
     @classmethod
     @abstractmethod

@@ -1,0 +1,28 @@
+"""Checks that the settings of the built-in transports share."""
+
+from __future__ import annotations
+
+from hawk.errors import InvalidArgument
+
+
+def whole(field: str, value: object, low: int, high: int) -> None:
+    """Raises `InvalidArgument` unless `value` is an integer from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgument(
+            "out of range", field=field, got=repr(value), expected=f"a whole number {low}..{high}"
+        )
+
+
+def seconds(field: str, value: object) -> None:
+    """Raises `InvalidArgument` unless `value` is a positive, finite number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise InvalidArgument("not a duration", field=field, got=repr(value), expected="seconds above 0")
+
+
+def token_of(text: str) -> bytes | None:
+    """The 16 bytes that an endpoint's token spells in hex, or None."""
+    try:
+        token = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return token if len(token) == 16 else None

@@ -1,0 +1,136 @@
+"""Who may read what of a served region, and who is reading it now."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import threading
+from typing import TYPE_CHECKING
+
+from hawk.errors import InvalidArgument
+from hawk.transports._threads import Latch
+from hawk.transports.base import Grant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.memory.region import Region
+
+KEY_BYTES = 32
+
+
+class Held:
+    """One grant as the serving side keeps it.  `guests` are those inside its range at this moment."""
+
+    __slots__ = ("grant", "guests", "latches", "revoked")
+
+    def __init__(self, grant: Grant) -> None:
+        self.grant = grant
+        self.guests: set[object] = set()
+        self.latches: list[Latch] = []
+        self.revoked = False
+
+
+class GrantTable:
+    """The grants of one served region.  `enter` and `leave` are for serving threads, the rest for the loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pepper = secrets.token_bytes(32)
+        self._open: dict[bytes, Held] = {}
+        self._draining: dict[bytes, Held] = {}
+        self._region: Region | None = None
+
+    @property
+    def region(self) -> Region | None:
+        """The served region."""
+        return self._region
+
+    def serve(self, region: Region) -> None:
+        """Sets the region; raises `InvalidArgument` where grants of another one are open."""
+        with self._lock:
+            if self._region is not region and (self._open or self._draining):
+                raise InvalidArgument(
+                    "grants of another region are still open", field="region", got=region.name
+                )
+            self._region = region
+
+    def _digest(self, key: bytes) -> bytes:
+        # The dictionary compares digests under a secret of our own, so that how long a lookup takes says
+        # nothing about how much of a guessed key was right.
+        return hashlib.blake2b(key, key=self._pepper, digest_size=16).digest()
+
+    def grant(self, offset: int, nbytes: int) -> Grant:
+        """Opens a range; raises `InvalidArgument` when it is not inside the served region."""
+        region = self._region
+        if region is None:
+            raise InvalidArgument("nothing is served yet", field="grant", hint="Call serve(region) first")
+        if offset < 0 or nbytes <= 0 or offset + nbytes > region.nbytes:
+            raise InvalidArgument(
+                "a grant lies outside the served region",
+                field="grant",
+                got=f"offset {offset}, {nbytes} bytes",
+                expected=f"a range of at least one byte within {region.nbytes} bytes",
+            )
+        grant = Grant(secrets.token_bytes(KEY_BYTES), offset, nbytes)
+        with self._lock:
+            self._open[self._digest(grant.key)] = Held(grant)
+        return grant
+
+    def enter(self, key: bytes, low: int, high: int, guest: object) -> Held | None:
+        """Lets `guest` into `[low, high)` if the key covers it; None otherwise.  Pair it with `leave`."""
+        digest = self._digest(key)
+        with self._lock:
+            held = self._open.get(digest)
+            if held is None or not hmac.compare_digest(held.grant.key, key):
+                return None
+            if low < held.grant.offset or high <= low or high > held.grant.offset + held.grant.nbytes:
+                return None
+            held.guests.add(guest)
+            return held
+
+    def leave(self, held: Held, guest: object) -> bool:
+        """Says that `guest` is out; True if the grant stood all the time."""
+        with self._lock:
+            held.guests.discard(guest)
+            if not held.revoked:
+                return True
+            latches: list[Latch] = []
+            if not held.guests:
+                latches, held.latches = held.latches, []
+                self._draining.pop(self._digest(held.grant.key), None)
+        for latch in latches:
+            latch.set()
+        return False
+
+    def open_grants(self) -> list[Grant]:
+        """The grants that are not revoked."""
+        with self._lock:
+            return [held.grant for held in self._open.values()]
+
+    async def revoke(self, grant: Grant, evict: Callable[[object], None] | None, grace: float) -> bool:
+        """Ends a grant; True if nobody is inside it, after at most `grace` seconds.
+
+        `evict` throws one guest out; it must neither block nor call back here.  Calling this again for a grant
+        that still had guests asks once more; for a grant that is gone the answer is True.
+        """
+        digest = self._digest(grant.key)
+        with self._lock:
+            held = self._open.pop(digest, None) or self._draining.get(digest)
+            if held is None:
+                return True
+            held.revoked = True
+            if not held.guests:
+                return True
+            self._draining[digest] = held
+            latch = Latch()
+            held.latches.append(latch)
+            if evict is not None:
+                # Under the lock, so that only those still inside are thrown out.
+                for guest in held.guests:
+                    evict(guest)
+        await asyncio.wait({latch.future}, timeout=grace)
+        with self._lock:
+            return not held.guests

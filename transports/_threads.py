@@ -1,0 +1,97 @@
+"""Threads that work for an event loop: how they tell it something, and how it waits for them to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Latch:
+    """A future of the running loop that any thread may set, once or often."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def set(self) -> None:
+        """Sets the future; without effect when its loop has been closed, since nobody waits any more."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+async def outlast(future: asyncio.Future[None]) -> None:
+    """Waits for `future` through every cancellation, and raises `CancelledError` afterwards if one came.
+
+    Only for waits that are bounded by what the caller did before: here lies memory that a thread may still
+    write to, and leaving early would hand it out.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+class Crew:
+    """Daemon threads that one owner started and can wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._latches: list[Latch] = []
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._threads)
+
+    def start(self, name: str, target: Callable[[], None]) -> None:
+        """Starts a thread; raises `RuntimeError` when the system gives no more of them."""
+        thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._leave(thread)
+            raise
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        finally:
+            self._leave(threading.current_thread())
+
+    def _leave(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._threads.discard(thread)
+            latches = self._latches if not self._threads else []
+            if latches:
+                self._latches = []
+        for latch in latches:
+            latch.set()
+
+    async def join(self) -> None:
+        """Returns when no thread is left.  The caller has made them leave whatever they wait in."""
+        with self._lock:
+            leaving = list(self._threads)
+            if not leaving:
+                return
+            latch = Latch()
+            self._latches.append(latch)
+        await outlast(latch.future)
+        for thread in leaving:
+            thread.join()

@@ -1,0 +1,134 @@
+"""Host staging over plain sockets: works between any two machines that reach each other.
+
+The serving side sends straight out of its region, the reading side receives straight into the target regions
+at the places that the segments name; Python touches neither bytes nor single segments.  The serving side can
+fence: revoking a grant cuts the connection that is sending from it, and waits until the sender has left.
+
+What it trusts: the network.  Nothing is encrypted; who can listen on the wire sees bytes and keys.  A stranger
+who can reach the port but has no endpoint of ours gets past no hello, and a peer without a key reads nothing.
+Nobody can write: the protocol has no such request.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from typing import TYPE_CHECKING, ClassVar
+
+from hawk.errors import PeerUnreachable
+from hawk.transports import _checks, _machine
+from hawk.transports._grants import GrantTable
+from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
+from hawk.transports.tcp import _wire
+from hawk.transports.tcp._client import TcpLink
+from hawk.transports.tcp._config import TcpConfig
+from hawk.transports.tcp._server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hawk.memory.region import Region
+
+__all__ = ["TcpConfig", "TcpTransport"]
+
+_FENCE_TIMEOUT = 10.0
+"""Seconds that revoking waits for a sender whose connection was cut; it leaves within one system call."""
+
+
+class TcpTransport(Transport):
+    """See the module.
+
+    `on_step(done)`, where set, is called by a reading thread after every chunk that it received, with the bytes
+    of its piece so far.  It may block, which holds the read there; for tests.
+    """
+
+    name: ClassVar[str] = "tcp"
+    Config: ClassVar[type[TcpConfig]] = TcpConfig
+
+    def __init__(self, config: TcpConfig | None = None) -> None:
+        self.config = config or TcpConfig()
+        self.capabilities = Capabilities(can_fence=True, max_sge=1024, request_cost=50e-6, bandwidth=4e9)
+        self.on_step: Callable[[int], None] | None = None
+        self._grants = GrantTable()
+        self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
+        self._server: Server | None = None
+        self._links: set[TcpLink] = set()
+
+    @classmethod
+    def probe(cls) -> Viability:
+        """Sockets are everywhere."""
+        return Viability(True)
+
+    async def start(self) -> None:
+        """Listens.  Raises `TransportError` naming the address, for a port in use above all."""
+        if self._server is None:
+            server = Server(self.config, self._grants, self._token)
+            server.start()
+            self._server = server
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        for link in list(self._links):
+            await link.close()
+        self._links.clear()
+        for grant in self._grants.open_grants():
+            await self.revoke(grant)
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Where we listen, the token that admits a connection, and which loopback is ours."""
+        return {
+            "host": self.config.advertise or self.config.host,
+            "port": str(self._server.port if self._server is not None else 0),
+            "token": self._token.hex(),
+            "net": _machine.network(),
+        }
+
+    def serve(self, region: Region) -> None:
+        """See `Transport.serve`."""
+        self._grants.serve(region)
+
+    def grant(self, offset: int, nbytes: int) -> Grant:
+        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
+        return self._grants.grant(offset, nbytes)
+
+    async def revoke(self, grant: Grant) -> bool:
+        """See `Transport.revoke`: connections that send from the range are cut, and their senders gone."""
+        evict = self._server.evict if self._server is not None else None
+        return await self._grants.revoke(grant, evict, _FENCE_TIMEOUT)
+
+    def reachable(self, endpoint: Mapping[str, str]) -> Viability:
+        """Refuses what is no endpoint of ours, and a loopback address of another host."""
+        host, port = endpoint.get("host", ""), endpoint.get("port", "")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            return Viability(False, f"the peer does not listen: host {host!r}, port {port!r}")
+        if _checks.token_of(endpoint.get("token", "")) is None:
+            return Viability(False, "the peer's endpoint has no token")
+        try:
+            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = False
+        if loopback and endpoint.get("net") != _machine.network():
+            return Viability(
+                False, f"the peer listens on {host} of another host; set tcp.host or tcp.advertise there"
+            )
+        return Viability(True)
+
+    async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
+        """See `Transport.connect`."""
+        verdict = self.reachable(endpoint)
+        token = _checks.token_of(endpoint.get("token", ""))
+        if not verdict.ok or token is None:
+            raise PeerUnreachable(verdict.reason, transport=self.name)
+        link = TcpLink(self.config, endpoint["host"], int(endpoint["port"]), token, self._step)
+        await link.open(timeout)
+        self._links = {known for known in self._links if not known.broken}
+        self._links.add(link)
+        return link
+
+    def _step(self, done: int) -> None:
+        if self.on_step is not None:
+            self.on_step(done)

@@ -1,0 +1,59 @@
+"""Settings of the tcp transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hawk.errors import InvalidArgument
+from hawk.transports import _checks
+
+
+@dataclass(frozen=True, slots=True)
+class TcpConfig:
+    """Settings of the tcp transport; sizes in bytes, durations in seconds.
+
+    host               address to listen on
+    port               port to listen on; 0 lets the system choose
+    advertise          host that peers connect to, where it differs from `host`
+    streams            parallel connections of one link
+    socket_buffer      SO_SNDBUF and SO_RCVBUF of every connection
+    chunk              most bytes that one send or receive call moves
+    piece              most bytes asked for at once: a read of more goes out in several pieces, over all streams
+    max_connections    admitted connections that are served at a time
+    max_strangers      connections that have not said hello yet; of more, the oldest is dropped
+    handshake_timeout  how long a connection may take to say hello, or to finish a request it began
+    connect_timeout    how long a lost connection may take to come back before the link counts as broken
+    stall_timeout      how long a peer may take nothing of what it asked for before its connection is dropped
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    streams: int = 2
+    socket_buffer: int = 4 << 20
+    chunk: int = 2 << 20
+    piece: int = 32 << 20
+    max_connections: int = 256
+    max_strangers: int = 64
+    handshake_timeout: float = 5.0
+    connect_timeout: float = 5.0
+    stall_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        _checks.whole("tcp.port", self.port, 0, 65535)
+        _checks.whole("tcp.streams", self.streams, 1, 64)
+        _checks.whole("tcp.socket_buffer", self.socket_buffer, 4096, 1 << 30)
+        _checks.whole("tcp.chunk", self.chunk, 4096, 1 << 30)
+        _checks.whole("tcp.piece", self.piece, 4096, 1 << 40)
+        _checks.whole("tcp.max_connections", self.max_connections, 1, 65536)
+        _checks.whole("tcp.max_strangers", self.max_strangers, 1, 65536)
+        for name in ("handshake_timeout", "connect_timeout", "stall_timeout"):
+            _checks.seconds(f"tcp.{name}", getattr(self, name))
+        if not self.host:
+            raise InvalidArgument("empty", field="tcp.host", expected="an address to listen on")
+        if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
+            raise InvalidArgument(
+                "peers need an address to connect to",
+                field="tcp.advertise",
+                expected=f"a host name or address of this machine, since tcp.host is {self.host}",
+            )

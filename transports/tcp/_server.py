@@ -1,0 +1,286 @@
+"""The serving side of tcp: a door that lets connections in, and one thread for each that was let in."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import os
+import selectors
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import TransportError
+from hawk.transports._threads import Crew
+from hawk.transports._vectors import Vectors
+from hawk.transports.tcp import _wire
+
+if TYPE_CHECKING:
+    from hawk.memory.region import I64
+    from hawk.transports._grants import GrantTable, Held
+    from hawk.transports.tcp._config import TcpConfig
+
+_ACCEPT_BATCH = 64
+_ACCEPT_PAUSE = 0.1
+
+
+class _Stranger:
+    """A connection that has not said hello: its bytes so far, never more than a hello has."""
+
+    __slots__ = ("deadline", "got", "sock")
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline = deadline
+        self.got = bytearray()
+
+
+class Server:
+    """Listens, admits and serves.  Everything but `start`, `evict` and `close` runs in its own threads."""
+
+    def __init__(self, config: TcpConfig, grants: GrantTable, token: bytes) -> None:
+        self._config = config
+        self._grants = grants
+        self._token = token
+        self._crew = Crew()
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self._wake = -1
+        self._closing = False
+        self.port = 0
+
+    def start(self) -> None:
+        """Binds and listens.  Raises `TransportError` naming the address."""
+        host, port = self._config.host, self._config.port
+        listener: socket.socket | None = None
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted connections inherit these, in time for the window scale of the TCP handshake.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.socket_buffer)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._config.socket_buffer)
+            listener.bind(address)
+            listener.listen(1024)
+            self.port = int(listener.getsockname()[1])
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._listener = listener
+            self._crew.start("hawk-tcp-door", self._keep_door)
+        except (OSError, RuntimeError) as error:
+            if listener is not None:
+                listener.close()
+            self._listener = None
+            self._close_wake()
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            raise TransportError(
+                "the port is in use" if in_use else "cannot listen",
+                field="tcp.port" if in_use else "tcp.host",
+                got=f"{host}:{port}" if in_use else error,
+                address=f"{host}:{port}",
+            ) from error
+
+    def evict(self, guest: object) -> None:
+        """Cuts a connection, whatever its thread waits in."""
+        with self._lock:
+            # One that is not in the set any more is closed, and its descriptor may be another's by now.
+            if isinstance(guest, socket.socket) and guest in self._connections:
+                with contextlib.suppress(OSError):
+                    guest.shutdown(socket.SHUT_RDWR)
+
+    async def close(self) -> None:
+        """Closes the listener and every connection; returns when their threads have ended."""
+        with self._lock:
+            self._closing = True
+            connections = list(self._connections)
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+        for sock in connections:
+            self.evict(sock)
+        await self._crew.join()
+        self._close_wake()
+
+    def _close_wake(self) -> None:
+        with self._lock:
+            wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)
+
+    # -- the door --------------------------------------------------------------------------------------
+
+    def _keep_door(self) -> None:
+        listener, wake = self._listener, self._wake
+        assert listener is not None
+        strangers: dict[int, _Stranger] = {}  # in order of arrival, so of deadline too
+        paused_until = 0.0
+        with selectors.DefaultSelector() as selector, listener:
+            try:
+                selector.register(wake, selectors.EVENT_READ)
+                selector.register(listener, selectors.EVENT_READ)
+                while not self._closing:
+                    for key, _ in selector.select(self._door_wait(strangers, paused_until)):
+                        if key.fileobj is listener:
+                            if not self._accept(listener, strangers, selector):
+                                # No descriptors left: strangers pay for that first, and we do not spin.
+                                self._drop_oldest(strangers, selector)
+                                selector.unregister(listener)
+                                paused_until = time.monotonic() + _ACCEPT_PAUSE
+                        elif key.fd in strangers:
+                            self._listen_to(key.fd, strangers, selector)
+                    now = time.monotonic()
+                    if paused_until and now >= paused_until:
+                        paused_until = 0.0
+                        selector.register(listener, selectors.EVENT_READ)
+                    while strangers and next(iter(strangers.values())).deadline <= now:
+                        self._drop_oldest(strangers, selector)
+            finally:
+                for stranger in strangers.values():
+                    stranger.sock.close()
+
+    @staticmethod
+    def _door_wait(strangers: dict[int, _Stranger], paused_until: float) -> float | None:
+        times = [paused_until] if paused_until else []
+        if strangers:
+            times.append(next(iter(strangers.values())).deadline)
+        return max(min(times) - time.monotonic(), 0.0) if times else None
+
+    def _accept(
+        self, listener: socket.socket, strangers: dict[int, _Stranger], selector: selectors.BaseSelector
+    ) -> bool:
+        for _ in range(_ACCEPT_BATCH):
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    return False
+                continue  # the caller went away while it waited
+            sock.setblocking(False)
+            if len(strangers) >= self._config.max_strangers:
+                self._drop_oldest(strangers, selector)
+            strangers[sock.fileno()] = _Stranger(sock, time.monotonic() + self._config.handshake_timeout)
+            selector.register(sock, selectors.EVENT_READ)
+            # A peer says hello right away, so most are through the door before anyone could crowd them out.
+            self._listen_to(sock.fileno(), strangers, selector)
+        return True
+
+    @staticmethod
+    def _drop_oldest(strangers: dict[int, _Stranger], selector: selectors.BaseSelector) -> None:
+        if strangers:
+            stranger = strangers.pop(next(iter(strangers)))
+            selector.unregister(stranger.sock)
+            stranger.sock.close()
+
+    def _listen_to(self, fd: int, strangers: dict[int, _Stranger], selector: selectors.BaseSelector) -> None:
+        stranger = strangers[fd]
+        got = stranger.got
+        try:
+            data = stranger.sock.recv(_wire.HELLO.size - len(got))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        got += data
+        early = len(got) < _wire.HELLO.size
+        if data and early and _wire.HELLO_MAGIC.startswith(bytes(got[:8])):
+            return
+        del strangers[fd]
+        selector.unregister(stranger.sock)
+        if not early and self._admit(stranger.sock, bytes(got)):
+            return
+        stranger.sock.close()
+
+    def _admit(self, sock: socket.socket, hello: bytes) -> bool:
+        magic, version, token = _wire.HELLO.unpack(hello)
+        if magic != _wire.HELLO_MAGIC or version != _wire.VERSION:
+            return False
+        if not hmac.compare_digest(token, self._token):
+            return False
+        with self._lock:
+            if self._closing:
+                return False
+            full = len(self._connections) >= self._config.max_connections
+            if not full:
+                self._connections.add(sock)
+        if full:
+            with contextlib.suppress(OSError):
+                sock.send(_wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.FULL, 0))
+            return False
+        try:
+            sock.setblocking(True)
+            self._crew.start("hawk-tcp-serve", lambda: self._serve(sock))
+        except (OSError, RuntimeError):
+            with self._lock:
+                self._connections.discard(sock)
+            return False
+        return True
+
+    # -- one admitted connection -----------------------------------------------------------------------
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            _wire.tune(sock, self._config.socket_buffer)
+            _wire.limit_wait(sock, socket.SO_SNDTIMEO, self._config.stall_timeout)
+            sock.sendall(_wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.OK, 0))
+            while (request := self._receive(sock)) is not None:
+                self._answer(sock, *request)
+        except OSError:
+            pass  # the peer is gone, has talked nonsense or was cut off: its connection is all that ends
+        finally:
+            with self._lock:
+                self._connections.discard(sock)
+                sock.close()
+
+    def _receive(self, sock: socket.socket) -> tuple[bytes, I64, I64, int] | None:
+        """One request: key, offsets, lengths and their sum; None at a clean end."""
+        header = bytearray(_wire.REQUEST.size)
+        got = sock.recv_into(header)  # as long as it takes: links are kept open between jobs
+        if got == 0:
+            return None
+        _wire.limit_wait(sock, socket.SO_RCVTIMEO, self._config.handshake_timeout)
+        if _wire.receive_exactly(sock, memoryview(header)[got:]) < len(header) - got:
+            return None
+        magic, count, total, key = _wire.REQUEST.unpack(header)
+        if magic != _wire.REQUEST_MAGIC or not 0 < count <= _wire.MAX_RANGES:
+            raise _wire.BadWire("not a request")
+        table = bytearray(16 * count)
+        if _wire.receive_exactly(sock, memoryview(table)) < len(table):
+            return None
+        _wire.limit_wait(sock, socket.SO_RCVTIMEO, 0.0)
+        ranges = np.frombuffer(table, dtype="<i8").reshape(count, 2)
+        offset, length = ranges[:, 0], ranges[:, 1]
+        # Below 2^62 no sum can overflow; what lies past the region is denied by the grant's bounds.
+        if int(offset.min()) < 0 or int(length.min()) <= 0 or int(ranges.max()) >= 1 << 62:
+            raise _wire.BadWire("a range is impossible")
+        if int(length.astype(np.float64).sum()) >= 1 << 62 or int(length.sum()) != total:
+            raise _wire.BadWire("the ranges do not add up")
+        return key, offset, length, total
+
+    def _answer(self, sock: socket.socket, key: bytes, offset: I64, length: I64, total: int) -> None:
+        low, high = int(offset.min()), int((offset + length).max())
+        held = self._grants.enter(key, low, high, sock)
+        if held is None:
+            sock.sendall(_wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.DENIED, 0))
+            return
+        try:
+            self._stream(sock, held, offset, length, total)
+        finally:
+            self._grants.leave(held, sock)
+
+    def _stream(self, sock: socket.socket, held: Held, offset: I64, length: I64, total: int) -> None:
+        region = self._grants.region
+        assert region is not None
+        sock.sendall(_wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.OK, total), socket.MSG_MORE)
+        vectors = Vectors(offset + region.address, length)
+        fd, chunk = sock.fileno(), self._config.chunk
+        while vectors.done < total:
+            if held.revoked:
+                raise _wire.BadWire("revoked in mid-stream")
+            vectors.send(fd, chunk)
