@@ -1,0 +1,396 @@
+"""Reads a tree of frozen dataclasses from TOML and the environment; finds every problem in one pass.
+
+Nothing here knows which options HAWK has: `hawk.config` declares them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from hawk.errors import HawkError, InvalidArgument
+from hawk.units import DURATION_EXPECTED, SIZE_EXPECTED, parse_duration, parse_size
+
+T = TypeVar("T")
+Check = Callable[[Any], str | None]
+"""Says what would have been right about a converted value, or None if it is."""
+
+ENV_PREFIX = "HAWK_"
+
+
+def option(
+    default: object,
+    help: str,
+    *,
+    check: Check | None = None,
+    minimum: float | None = None,
+    secret: bool = False,
+    shown_default: str | None = None,
+) -> Any:
+    """A dataclass field that documents itself.
+
+    `help` is one sentence for `docs/config.md`; `secret` values are never printed; `shown_default` is
+    what the documents say where the real default depends on the machine.
+    """
+    metadata = {
+        "help": help,
+        "check": check,
+        "minimum": minimum,
+        "secret": secret,
+        "shown_default": shown_default,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value as it came, and from where: `"node.toml:7"`, or an environment variable's name."""
+
+    value: object
+    source: str
+    from_env: bool = False
+
+
+Tree = dict[str, Any]
+"""Tables by key; every end is a `Leaf`."""
+
+
+class BadValue(Exception):
+    """A value is not what its field takes; `expected` says what it does take."""
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+        super().__init__(expected)
+
+
+# -- where values come from ------------------------------------------------------------------------------
+
+_HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?")
+_KEY = re.compile(
+    r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
+)
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
+
+
+def _lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line on which each key stands.  A guide for messages: odd spellings are simply not found."""
+    found: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.fullmatch(line):
+            table = _parts(header.group(1))
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, *_parts(key.group(1))), number)
+    return found
+
+
+def read_file(path: Path, problems: list[str]) -> Tree:
+    """The file as a tree; a file that cannot be read or parsed is one problem, and an empty tree."""
+    try:
+        text = path.read_bytes().decode()
+        data = tomllib.loads(text)
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror or error}")
+        return {}
+    except UnicodeDecodeError as error:
+        problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path}: is not TOML: {error}")
+        return {}
+    lines = _lines(text)
+
+    def walk(table: Mapping[str, object], above: tuple[str, ...]) -> Tree:
+        tree: Tree = {}
+        for key, value in table.items():
+            place = (*above, key)
+            if isinstance(value, dict):
+                tree[key] = walk(value, place)
+            else:
+                line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
+                tree[key] = Leaf(value, f"{path}:{line}" if line else str(path))
+        return tree
+
+    return walk(data, ())
+
+
+def overlay_environment(tree: Tree, env: Mapping[str, str], problems: list[str]) -> None:
+    """Puts `HAWK_A__B=value` at `a.b`.  Names without a double underscore are not ours to judge."""
+    for name in sorted(env):
+        if not name.startswith(ENV_PREFIX) or "__" not in name:
+            continue
+        parts = name[len(ENV_PREFIX) :].split("__")
+        if not all(parts):
+            problems.append(f"{name}: has an empty part; expected HAWK_TABLE__KEY")
+            continue
+        table = tree
+        for part in parts[:-1]:
+            below = table.setdefault(_same_key(table, part), {})
+            if isinstance(below, Leaf):
+                problems.append(f"{name}: {part.lower()} is a value in {below.source}, not a table")
+                break
+            table = below
+        else:
+            key = _same_key(table, parts[-1])
+            if isinstance(table.get(key), dict):
+                problems.append(f"{name}: {'.'.join(parts).lower()} is a table, not a value")
+            else:
+                table[key] = Leaf(env[name], name, from_env=True)
+
+
+def _same_key(table: Tree, part: str) -> str:
+    """The key that is there already in whatever case, for `[memory.NPU0]`; else the lower-case one."""
+    return next((key for key in table if key.lower() == part.lower()), part.lower())
+
+
+# -- how a value is understood ---------------------------------------------------------------------------
+
+
+def unit_of(hint: Any, metadata: Mapping[str, Any]) -> str:
+    """`"duration"`, `"size"`, or nothing."""
+    return _strip_annotation(hint, metadata)[1]
+
+
+def _strip_annotation(hint: Any, metadata: Mapping[str, Any]) -> tuple[Any, str]:
+    """The bare type, and the unit that `Annotated` or the field's metadata gives it."""
+    unit = str(metadata.get("unit") or "")
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        unit = unit or next((n for n in notes if n in ("duration", "size")), "")
+    return hint, unit
+
+
+def convert(value: object, hint: Any, *, metadata: Mapping[str, Any], from_env: bool) -> object:
+    """`value` as the field's type.  Raises `BadValue`.  From the environment everything is text."""
+    hint, unit = _strip_annotation(hint, metadata)
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [k for k in get_args(hint) if k is not type(None)]
+        if len(kinds) < len(get_args(hint)) and value == "":
+            return None
+        return convert(value, kinds[0], metadata=metadata, from_env=from_env)
+    if unit == "duration":
+        return _parsed(parse_duration, value, DURATION_EXPECTED)
+    if unit == "size":
+        return _parsed(parse_size, value, SIZE_EXPECTED)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise BadValue("one of " + ", ".join(f'"{choice}"' for choice in get_args(hint)))
+        return value
+    if get_origin(hint) is tuple:
+        return _texts(value, from_env)
+    if hint is bool:
+        return _boolean(value, from_env)
+    if hint in (int, float):
+        return _number(value, hint, from_env)
+    if hint in (str, Path):
+        if not isinstance(value, str):
+            raise BadValue("text in quotes")
+        return hint(value)
+    raise TypeError(f"an option cannot be of type {hint!r}")
+
+
+def _parsed(parse: Callable[[object], T], value: object, expected: str) -> T:
+    try:
+        return parse(value)
+    except InvalidArgument:
+        raise BadValue(expected) from None
+
+
+def _boolean(value: object, from_env: bool) -> bool:
+    if from_env and isinstance(value, str):
+        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower())
+    if not isinstance(value, bool):
+        raise BadValue("true or false")
+    return value
+
+
+def _number(value: object, kind: type[int] | type[float], from_env: bool) -> int | float:
+    """A number.  Options that mark no unit still take one: text such as "4MiB" for an int, "5s" for a float."""
+    if isinstance(value, str):
+        value = _number_from_text(value, kind, from_env)
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        raise BadValue("a whole number" if kind is int else "a number")
+    return kind(value)
+
+
+def _number_from_text(text: str, kind: type[int] | type[float], from_env: bool) -> int | float | None:
+    with contextlib.suppress(ValueError):
+        if text[-1:].isalpha():
+            return parse_size(text) if kind is int else parse_duration(text)
+        if from_env:
+            return kind(text)
+    return None
+
+
+def _texts(value: object, from_env: bool) -> tuple[str, ...]:
+    if from_env and isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise BadValue("a list of texts" + (", separated by commas" if from_env else ""))
+    return tuple(value)
+
+
+# -- the reader ------------------------------------------------------------------------------------------
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str | None:
+    """The known word that `word` was most likely meant to be."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def _shown(value: object) -> str:
+    text = (
+        f'"{value}"'
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass
+class Reader:
+    """Builds dataclasses from a tree, gathering problems instead of stopping at the first.
+
+    `sources` tells where each value came from, by dotted path; `bad` holds the paths that had a problem,
+    so that checks across fields can leave them out.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    bad: set[str] = field(default_factory=set)
+
+    def problem(self, path: str, text: str, leaf: Leaf | None = None, *, secret: bool = False) -> None:
+        """One line: where, what was said, what is wrong."""
+        self.bad.add(path)
+        if leaf is None:
+            self.problems.append(f"{self.sources.get(path, 'config')}: {path}: {text}")
+            return
+        said = "(not shown)" if secret else _shown(leaf.value)
+        self.problems.append(f"{leaf.source}: {path} = {said}: {text}")
+
+    def unknown(self, path: str, node: Tree | Leaf, known: typing.Iterable[str]) -> None:
+        """A key that no option has."""
+        above, _, key = path.rpartition(".")
+        guess = nearest(key, known)
+        dotted = f"{above}.{guess}" if above else guess
+        hint = (
+            f"did you mean {dotted}?" if guess else "known here: " + (", ".join(sorted(known)) or "nothing")
+        )
+        for leaf_path, leaf in leaves(node, path):
+            self.problem(leaf_path, f"no such {'key' if node is leaf else 'table: ' + path}; {hint}", leaf)
+        if isinstance(node, dict) and not node:
+            self.problem(path, f"no such table; {hint}")
+
+    def build(
+        self, cls: type[T], node: Tree | Leaf | None, path: str, *, ignore: frozenset[str] = frozenset()
+    ) -> T:
+        """An instance of the dataclass `cls` from the table at `path`; keys in `ignore` are left to the caller.
+
+        A field with a problem keeps its default (or an empty value), for the caller will not use the result.
+        """
+        table = self.table(node, path)
+        hints = typing.get_type_hints(cls, include_extras=True)
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+        for key in table:
+            if key not in fields and key not in ignore:
+                self.unknown(_join(path, key), table[key], [*fields, *ignore])
+        values: dict[str, Any] = {}
+        for name, spec in fields.items():
+            if name in ignore and name not in table:
+                continue
+            if name in ignore and isinstance(table.get(name), dict):
+                continue
+            value, given = self._leaf(_join(path, name), table.get(name), hints[name], spec)
+            if given:
+                values[name] = value
+        try:
+            return cls(**values)
+        except (HawkError, ValueError, TypeError) as error:
+            if self.bad.isdisjoint(_join(path, name) for name in fields):
+                self._refused(error, table, path, fields)
+            return typing.cast("T", None)
+
+    def _refused(self, error: Exception, table: Tree, path: str, fields: Mapping[str, Any]) -> None:
+        """What the dataclass itself said about its values, at the field that it named if it named one."""
+        text, place, leaf = str(error), path, None
+        if isinstance(error, HawkError):
+            text = error.message + (f"; expected {error.expected}" if error.expected else "")
+            name = (error.field or "").rpartition(".")[2]
+            if name in fields:
+                place, found = _join(path, name), table.get(name)
+                leaf = found if isinstance(found, Leaf) else None
+        self.problem(
+            place,
+            text,
+            leaf,
+            secret=leaf is not None and bool(fields[place.rpartition(".")[2]].metadata.get("secret")),
+        )
+
+    def table(self, node: Tree | Leaf | None, path: str) -> Tree:
+        """The node as a table; a plain value where a table belongs is a problem."""
+        if isinstance(node, Leaf):
+            self.problem(path, f"expected a table: [{path}]", node)
+            return {}
+        return node or {}
+
+    def _leaf(
+        self, path: str, node: Tree | Leaf | None, hint: Any, spec: dataclasses.Field[Any]
+    ) -> tuple[object, bool]:
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        self.sources.setdefault(path, "default")
+        if node is None:
+            if required:
+                self.problem(path, "has to be given")
+                return None, True
+            return None, False
+        if not isinstance(node, Leaf):
+            self.problem(path, "is a table; expected a value")
+            return None, required
+        self.sources[path] = node.source
+        secret = bool(spec.metadata.get("secret"))
+        try:
+            value = convert(node.value, hint, metadata=spec.metadata, from_env=node.from_env)
+            _judge(value, spec.metadata)
+        except BadValue as error:
+            self.problem(path, f"expected {error.expected}", node, secret=secret)
+            return None, required
+        return value, True
+
+
+def _judge(value: object, metadata: Mapping[str, Any]) -> None:
+    minimum = metadata.get("minimum")
+    if minimum is not None and isinstance(value, int | float) and value < minimum:
+        raise BadValue(f"at least {minimum}")
+    check: Check | None = metadata.get("check")
+    if check is not None and (expected := check(value)):
+        raise BadValue(expected)
+
+
+def leaves(node: Tree | Leaf, path: str) -> typing.Iterator[tuple[str, Leaf]]:
+    """Every value below `node`, with its dotted path."""
+    if isinstance(node, Leaf):
+        yield path, node
+        return
+    for key, below in node.items():
+        yield from leaves(below, _join(path, key))
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

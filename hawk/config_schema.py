@@ -1,0 +1,203 @@
+"""What can be set: the tree of frozen dataclasses that `hawk.config.load_config` fills.
+
+The help texts are the documentation: `hawk config doc` prints `docs/config.md` from them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from hawk.config_read import option
+from hawk.units import Duration, Size
+
+Role = Literal["prefill", "decode", "both"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+# -- checks of single values: each returns what would have been right -------------------------------------
+
+
+def check_name(value: str) -> str | None:
+    """Names of agents, peers and memories."""
+    return None if _NAME.fullmatch(value) else "1 to 64 letters, digits, dots, dashes or underscores"
+
+
+def _split_tcp(address: str) -> tuple[str, int] | None:
+    """Host and port of `tcp://host:port`, or None."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError:
+        return None
+    if (
+        parts.scheme != "tcp"
+        or not parts.hostname
+        or port is None
+        or parts.path
+        or parts.query
+        or "@" in address
+    ):
+        return None
+    return parts.hostname, port
+
+
+def _control(value: str) -> str | None:
+    if _split_tcp(value) or (value.startswith("ipc://") and len(value) > 6):
+        return None
+    return '"tcp://HOST:PORT" (port 0: any free one) or "ipc://PATH"'
+
+
+def check_peer(value: str) -> str | None:
+    """Where a peer's control socket is."""
+    tcp = _split_tcp(value)
+    if (tcp and tcp[1] > 0) or (value.startswith("ipc://") and len(value) > 6):
+        return None
+    return '"tcp://HOST:PORT" or "ipc://PATH"'
+
+
+def _local(value: str) -> str | None:
+    return None if not value or (value.startswith("ipc://") and len(value) > 6) else '"ipc://PATH"'
+
+
+def _observe(value: str) -> str | None:
+    return None if not value or _split_tcp(f"tcp://{value}") else '"HOST:PORT", or "" for none'
+
+
+# -- the tree ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """`[agent]`: who this agent is and where it listens."""
+
+    name: str = option("agent", "Name by which peers know this agent.", check=check_name)
+    role: Role = option(
+        "both", "Which side of transfers it takes: it sends (prefill), receives (decode), or both."
+    )
+    control: str = option(
+        "tcp://127.0.0.1:0", "Address for other agents; port 0 takes a free one.", check=_control
+    )
+    local: str = option(
+        "",
+        "Socket for clients on this machine.",
+        check=_local,
+        shown_default="ipc://$XDG_RUNTIME_DIR/hawk/NAME.sock, or in the user's own folder under the temporary one",
+    )
+    observe: str = option(
+        "",
+        'Address of /metrics, /livez and /readyz, such as "127.0.0.1:9400"; empty for none.',
+        check=_observe,
+    )
+    drain: Duration = option(30.0, "How long running jobs may take to end after SIGTERM.")
+    insecure: bool = option(
+        False, "Allows a tcp control address without keys: whoever reaches it can command the agent."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "The least serious events that are logged."
+    )
+    log_format: Literal["auto", "console", "json"] = option(
+        "auto", "How events are written; auto: for people on a terminal, JSON lines elsewhere."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """`[security]`: CURVE keys for control sockets on tcp; `hawk keys new` makes them."""
+
+    key_file: Path | None = option(None, "This agent's own key pair, readable by its user only.")
+    peers_file: Path | None = option(None, "Public keys of the agents that may talk to this one.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """`[transport]`: how bytes move.  Each transport has a table of its own, `[transport.NAME]`."""
+
+    prefer: tuple[str, ...] = option(("shm", "tcp"), "Transports that may be used, best first.")
+    on_failure: Literal["fail", "next"] = option(
+        "fail",
+        "After a transport failed a job: fail the job, or try it again over the next one both sides have.",
+    )
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Each known transport's own Config, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """`[memory.NAME]`: one device's memory.  `options` is an instance of the kind's own Config."""
+
+    kind: str = option("", "Kind of memory.")
+    device: str = option("", "Which device, for kinds that know several.")
+    options: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaConfig:
+    """`[arena]`: where the sending side lays out what it is about to send."""
+
+    size: Size = option(
+        256 << 20, "Bytes; limits how much can be prepared and not yet fetched.", minimum=4096
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingConfig:
+    """`[staging]`: where the receiving side gathers what is then moved inside its channels."""
+
+    size: Size = option(64 << 20, "Bytes over all channels of one memory.", minimum=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetileConfig:
+    """`[retile]`: the conversion between layouts."""
+
+    threads: int = option(0, "Threads; 0 means as many as there are processors to run on.", minimum=0)
+    core: Literal["auto", "c", "numpy"] = option(
+        "auto", "Which code does it; auto: the C core where it was built."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsConfig:
+    """`[jobs]`: limits and deadlines of transfers."""
+
+    lease: Duration = option(30.0, "How long source ranges are held without progress.", minimum=0.1)
+    in_flight_per_peer: Size = option(
+        256 << 20, "Bytes that one peer may have under way at a time.", minimum=4096
+    )
+    chunk: Size = option(16 << 20, "Bytes prepared and sent at a time.", minimum=4096)
+    deadline: Duration = option(60.0, "How long a job may take when its client names no time.", minimum=0.1)
+    max_jobs: int = option(256, "Jobs at a time; more are told to come again.", minimum=1)
+    max_offers: int = option(1024, "Offers that wait to be fetched.", minimum=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole configuration of one agent."""
+
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    memory: Mapping[str, MemoryConfig] = field(default_factory=dict)
+    arena: ArenaConfig = field(default_factory=ArenaConfig)
+    staging: StagingConfig = field(default_factory=StagingConfig)
+    retile: RetileConfig = field(default_factory=RetileConfig)
+    jobs: JobsConfig = field(default_factory=JobsConfig)
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "agent": AgentConfig,
+    "security": SecurityConfig,
+    "transport": TransportConfig,
+    "arena": ArenaConfig,
+    "staging": StagingConfig,
+    "retile": RetileConfig,
+    "jobs": JobsConfig,
+}
+"""The tables with a fixed set of keys; `memory` and `peers` are tables of names."""
