@@ -6,27 +6,29 @@ checks, so neither side needs the other's files.  Every bound here is one that a
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hawk.errors import LayoutError
 from hawk.layouts.codecs import CODECS
-from hawk.layouts.compiled import AXES, CacheShape, CompiledLayout, CompiledPiece
-from hawk.layouts.digits import MAX_ELEMENTS, Factor, Refiner, prove, strides
+from hawk.layouts.compiled import AXES
+from hawk.layouts.compiling import MAX_ALIGN, MAX_CHANNELS, Compiler, bounded, short
+from hawk.layouts.digits import MAX_ELEMENTS
 from hawk.layouts.grammar import Order, Term, is_name, nearest, parse_order, parse_rename
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from hawk.layouts.compiled import Axis, CodecInfo, Digit
+    from hawk.layouts.compiled import Axis, CacheShape, CompiledLayout
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?\Z")
 
 MAX_TEXT = 16384
 MAX_PIECES = 8
 MAX_RENAMES = 8
 MAX_PARAMS = 16
-MAX_CHANNELS = 65536
-MAX_ALIGN = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,9 @@ class Layout:
         try:
             tables = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise LayoutError("the declaration is not TOML", field=origin, got=str(error)[:200]) from None
+            raise LayoutError(
+                "the declaration is not TOML", field=origin, got=short(str(error), 200)
+            ) from None
         return _Reader(tables, origin).layout(text)
 
     def to_toml(self) -> str:
@@ -106,172 +110,7 @@ class Layout:
         declaration's defaults.  Raises `LayoutError` that names the digit where the order is no bijection for
         this shape, is no sum of digits of single axes, or does not fit the codec's groups.
         """
-        extents: dict[Axis, int] = {axis: shape.extent(axis) for axis in AXES}
-        for axis, extent in extents.items():
-            if extent > MAX_ELEMENTS:
-                raise self._error("too large", f"shape.{axis}", extent, f"at most {MAX_ELEMENTS}")
-        info = self._codec(codec)
-        channels = self._channels(channels)
-        align = _bounded(self.align if align is None else align, MAX_ALIGN, self._where("align"))
-        values = self._values(params or {}, extents)
-        found = [self._piece(i, piece, shape, extents, values) for i, piece in enumerate(self.pieces)]
-        found = [(piece, pages) for piece, pages in found if piece.kvs]
-        held = [kv for piece, _ in found for kv in piece.kvs]
-        missing = set(range(shape.kvs)) - set(held)
-        if missing:
-            raise self._error(
-                "no piece holds this value of kv", "piece", None, f'where = "kv={min(missing)}"'
-            )
-        first, pages = found[0]
-        for piece, others in found[1:]:
-            self._agree(first, pages, piece, others)
-        for piece, _ in found:
-            self._groups(info, piece, extents)
-        buffers = 1
-        for axis in self.buffers:
-            buffers *= extents[axis]
-        if buffers * pages * first.elements > MAX_ELEMENTS:
-            got = f"{buffers} buffers of {pages} pages of {first.elements} elements"
-            raise self._error("the cache is too large", "shape", got, f"at most {MAX_ELEMENTS} elements")
-        page_bytes = info.page_bytes(first.elements)
-        return CompiledLayout(
-            name=self.name,
-            shape=shape,
-            codec=info,
-            buffers=self.buffers,
-            pieces=tuple(piece for piece, _ in found),
-            pages=pages,
-            page_bytes=page_bytes,
-            page_stride=-(-page_bytes // align) * align,
-            channels=channels,
-        )
-
-    # -- the parts of compile ----------------------------------------------------------------------------
-
-    def _where(self, key: str) -> str:
-        return f"{self.name}: {key}"
-
-    def _error(
-        self, message: str, key: str, got: object, expected: object, hint: str | None = None
-    ) -> LayoutError:
-        return LayoutError(message, field=self._where(key), got=got, expected=expected, hint=hint)
-
-    def _codec(self, codec: str | None) -> CodecInfo:
-        name = self.codec if codec is None else codec
-        if name not in self.codecs:
-            raise self._error(
-                "this layout does not hold this codec",
-                "codec",
-                str(name)[:64],
-                ", ".join(self.codecs),
-                nearest(str(name), self.codecs),
-            )
-        return CODECS[name]
-
-    def _channels(self, channels: int | None) -> int:
-        if channels is None:
-            return self.channels
-        _bounded(channels, MAX_CHANNELS, self._where("channels"))
-        if self.placement == "linear" and channels != 1:
-            raise self._error("a linear layout has one channel", "channels", channels, 1)
-        return channels
-
-    def _values(self, given: Mapping[str, int], extents: Mapping[Axis, int]) -> dict[str, int]:
-        known = dict(self.params)
-        for name in given:
-            if name not in known:
-                raise self._error(
-                    "unknown parameter",
-                    f"params.{name[:64]}",
-                    None,
-                    ", ".join(known) or "no parameters",
-                    nearest(name, known),
-                )
-        values = {}
-        for name, default in known.items():
-            limit = extents[default] if isinstance(default, str) else MAX_ELEMENTS
-            values[name] = _bounded(
-                given.get(name, limit if isinstance(default, str) else default),
-                limit,
-                self._where(f"params.{name}"),
-            )
-        return values
-
-    def _piece(
-        self,
-        number: int,
-        piece: Piece,
-        shape: CacheShape,
-        extents: Mapping[Axis, int],
-        values: Mapping[str, int],
-    ) -> tuple[CompiledPiece, int]:
-        key = self._where(f"piece[{number}]")
-        refiner = Refiner(extents, values, f"{key}.order")
-        for name, term in piece.renames:
-            refiner.rename(name, term, f"{key}.rename")
-        page, inside = refiner.order(piece.order)
-        padded = prove([*page, *inside], extents, self.buffers, f"{key}.order")
-        page_digits, pages = strides(page, f"{key}.order")
-        inside_digits, elements = strides(inside, f"{key}.order")
-        kvs = tuple(kv for kv in range(shape.kvs) if piece.kv in (None, kv))
-        return CompiledPiece(kvs, page_digits, inside_digits, elements, padded), pages
-
-    def _agree(self, first: CompiledPiece, pages: int, other: CompiledPiece, others: int) -> None:
-        """Pieces share a buffer's page numbers, or its description: they must not overlap or leave gaps."""
-        for what, a, b in (("pages", pages, others), ("elements per page", first.elements, other.elements)):
-            if a != b:
-                raise self._error(f"the pieces differ in {what}", "piece", f"{a} and {b}", "the same number")
-        if "kv" not in self.buffers:
-            # The pages with kv = k are those whose number has the digit k there: the same digit in every piece.
-            ours, theirs = ([d for d in p.page if d.axis == "kv"] for p in (first, other))
-            if ours != theirs:
-                raise self._error(
-                    "kv lies at different digits in two pieces, so they overlap",
-                    "piece",
-                    f"{_strides(ours)} and {_strides(theirs)}",
-                    "the same stride",
-                )
-
-    def _groups(self, info: CodecInfo, piece: CompiledPiece, extents: Mapping[Axis, int]) -> None:
-        if piece.elements * info.bits % 8:
-            raise self._error(
-                "a page is no whole number of bytes",
-                "codec",
-                f"{piece.elements} elements of {info.bits} bits",
-                None,
-            )
-        left = info.group
-        for digit in reversed(piece.inside):
-            if left == 1:
-                break
-            if digit.axis != "dim" or (digit.ext % left and left % digit.ext):
-                factor = Factor(digit.axis, digit.div, digit.ext)
-                raise self._error(
-                    f"the {info.group} elements that share an exponent are not of one row of dim",
-                    "codec",
-                    f"{info.name} over {factor}",
-                    f"dim digits of {info.group} elements at the end of the order",
-                )
-            left = max(1, left // digit.ext)
-        if left > 1:
-            raise self._error(
-                "a page is smaller than a group of the codec",
-                "codec",
-                f"{info.name} over {piece.elements} elements",
-                f"{info.group} elements",
-            )
-
-
-def _strides(digits: Sequence[Digit]) -> str:
-    return " ".join(f"{d.axis}/{d.div}%{d.ext} at stride {d.stride}" for d in digits) or "none"
-
-
-def _bounded(value: object, limit: int, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-        raise LayoutError(
-            "out of range", field=where, got=str(value)[:64], expected=f"an integer in 1..{limit}"
-        )
-    return value
+        return Compiler(self).compile(shape, codec, channels, align, params or {})
 
 
 class _Reader:
@@ -299,6 +138,10 @@ class _Reader:
             ),
         )
         name = self.string(top, "name")
+        if not _NAME.match(name):
+            raise self.error(
+                "this cannot name a layout", "name", name, "at most 64 of a-z, 0-9, and . _ - / between them"
+            )
         codec = self.string(top, "codec")
         codecs = tuple(self.strings(top, "codecs", [codec]))
         for key, value in (("codec", codec), *(("codecs", c) for c in codecs)):
@@ -316,7 +159,7 @@ class _Reader:
             codec=codec,
             codecs=codecs,
             buffers=self.buffers(top),
-            align=_bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align"),
+            align=bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align"),
             placement=kind,
             channels=channels,
             params=self.params(top),
@@ -331,7 +174,7 @@ class _Reader:
         return LayoutError(
             message,
             field=f"{self.origin}: {key}",
-            got=None if got is None else repr(got)[:200],
+            got=None if got is None else short(got, 200),
             expected=expected,
             hint=hint,
         )
@@ -339,9 +182,8 @@ class _Reader:
     def keys(self, table: Mapping[str, Any], prefix: str, known: Iterable[str]) -> None:
         for key in table:
             if key not in known:
-                raise self.error(
-                    "unknown key", f"{prefix}{key[:64]}", None, ", ".join(known), nearest(key, known)
-                )
+                where = prefix + (key if is_name(key) else short(key))
+                raise self.error("unknown key", where, None, ", ".join(known), nearest(key, known))
 
     def string(self, table: Mapping[str, Any], key: str, default: str | None = None, prefix: str = "") -> str:
         value = table.get(key, default)
@@ -351,6 +193,10 @@ class _Reader:
                 prefix + key,
                 value,
                 "a string that is not empty",
+            )
+        if not value.isprintable():
+            raise self.error(
+                "holds characters that cannot be printed", prefix + key, value, "one line of text"
             )
         return value
 
@@ -369,7 +215,7 @@ class _Reader:
         self.keys(table, "placement.", ("kind", "channels"))
         kind = table.get("kind")
         if kind == "interleaved":
-            return "interleaved", _bounded(
+            return "interleaved", bounded(
                 table.get("channels"), MAX_CHANNELS, f"{self.origin}: placement.channels"
             )
         if kind != "linear":
@@ -407,7 +253,7 @@ class _Reader:
             )
         found: list[tuple[str, int | Axis]] = []
         for name, default in table.items():
-            key = f"params.{name[:64]}"
+            key = f"params.{name if is_name(name) else short(name)}"
             if not is_name(name) or name in AXES:
                 raise self.error(
                     "this cannot name a parameter", key, name, "letters, digits and _, and not an axis"
@@ -421,7 +267,7 @@ class _Reader:
             raise self.error(
                 "unknown axis", key, value, "a number or one of " + ", ".join(AXES), nearest(value, AXES)
             )
-        return _bounded(value, MAX_ELEMENTS, f"{self.origin}: {key}")
+        return bounded(value, MAX_ELEMENTS, f"{self.origin}: {key}")
 
     def pieces(self, top: Mapping[str, Any]) -> tuple[Piece, ...]:
         tables = top.get("piece")

@@ -1,0 +1,208 @@
+"""From a layout and a shape to the compiled form: what `Layout.compile` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawk.errors import LayoutError
+from hawk.layouts.codecs import CODECS
+from hawk.layouts.compiled import AXES, CompiledLayout, CompiledPiece
+from hawk.layouts.digits import MAX_ELEMENTS, Factor, Refiner, prove, strides
+from hawk.layouts.grammar import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit
+    from hawk.layouts.layout import Layout, Piece
+
+MAX_CHANNELS = 65536
+MAX_ALIGN = 2**30
+
+
+def short(value: object, limit: int = 64) -> str:
+    """`value` for a message, whatever a peer sent: bounded in length and without control characters."""
+    try:
+        return repr(value)[:limit]
+    except (ValueError, RecursionError):  # more than 4300 digits, or nested too deep
+        return f"a {type(value).__name__} too large to show"
+
+
+def bounded(value: object, limit: int, where: str) -> int:
+    """`value` if it is an integer in 1..limit; else `LayoutError` naming `where`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+        raise LayoutError("out of range", field=where, got=short(value), expected=f"an integer in 1..{limit}")
+    return value
+
+
+class Compiler:
+    """Compiles one layout; see `Layout.compile`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def compile(
+        self,
+        shape: CacheShape,
+        codec: str | None,
+        channels: int | None,
+        align: int | None,
+        params: Mapping[str, int],
+    ) -> CompiledLayout:
+        """The compiled form; `LayoutError` where there is none."""
+        extents: dict[Axis, int] = {axis: shape.extent(axis) for axis in AXES}
+        for axis, extent in extents.items():
+            if extent > MAX_ELEMENTS:
+                raise self._error("too large", f"shape.{axis}", short(extent), f"at most {MAX_ELEMENTS}")
+        info = self._codec(codec)
+        channels = self._channels(channels)
+        align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"))
+        values = self._values(params, extents)
+        found = [self._piece(i, piece, shape, extents, values) for i, piece in enumerate(self.layout.pieces)]
+        found = [(piece, pages) for piece, pages in found if piece.kvs]
+        held = [kv for piece, _ in found for kv in piece.kvs]
+        missing = set(range(shape.kvs)) - set(held)
+        if missing:
+            raise self._error(
+                "no piece holds this value of kv", "piece", None, f'where = "kv={min(missing)}"'
+            )
+        first, pages = found[0]
+        for piece, others in found[1:]:
+            self._agree(first, pages, piece, others)
+        for piece, _ in found:
+            self._groups(info, piece)
+        buffers = 1
+        for axis in self.layout.buffers:
+            buffers *= extents[axis]
+        if buffers * pages * first.elements > MAX_ELEMENTS:
+            got = f"{buffers} buffers of {pages} pages of {first.elements} elements"
+            raise self._error("the cache is too large", "shape", got, f"at most {MAX_ELEMENTS} elements")
+        page_bytes = info.page_bytes(first.elements)
+        return CompiledLayout(
+            name=self.layout.name,
+            shape=shape,
+            codec=info,
+            buffers=self.layout.buffers,
+            pieces=tuple(piece for piece, _ in found),
+            pages=pages,
+            page_bytes=page_bytes,
+            page_stride=-(-page_bytes // align) * align,
+            channels=channels,
+        )
+
+    def _where(self, key: str) -> str:
+        return f"{self.layout.name}: {key}"
+
+    def _error(
+        self, message: str, key: str, got: object, expected: object, hint: str | None = None
+    ) -> LayoutError:
+        return LayoutError(message, field=self._where(key), got=got, expected=expected, hint=hint)
+
+    def _codec(self, codec: str | None) -> CodecInfo:
+        name = self.layout.codec if codec is None else codec
+        if name not in self.layout.codecs:
+            raise self._error(
+                "this layout does not hold this codec",
+                "codec",
+                short(name),
+                ", ".join(self.layout.codecs),
+                nearest(str(name), self.layout.codecs),
+            )
+        return CODECS[name]
+
+    def _channels(self, channels: int | None) -> int:
+        if channels is None:
+            return self.layout.channels
+        bounded(channels, MAX_CHANNELS, self._where("channels"))
+        if self.layout.placement == "linear" and channels != 1:
+            raise self._error("a linear layout has one channel", "channels", channels, 1)
+        return channels
+
+    def _values(self, given: Mapping[str, int], extents: Mapping[Axis, int]) -> dict[str, int]:
+        known = dict(self.layout.params)
+        for name in given:
+            if name not in known:
+                raise self._error(
+                    "unknown parameter",
+                    f"params.{short(name)}",
+                    None,
+                    ", ".join(known) or "no parameters",
+                    nearest(name, known),
+                )
+        values = {}
+        for name, default in known.items():
+            limit = extents[default] if isinstance(default, str) else MAX_ELEMENTS
+            values[name] = bounded(
+                given.get(name, limit if isinstance(default, str) else default),
+                limit,
+                self._where(f"params.{name}"),
+            )
+        return values
+
+    def _piece(
+        self,
+        number: int,
+        piece: Piece,
+        shape: CacheShape,
+        extents: Mapping[Axis, int],
+        values: Mapping[str, int],
+    ) -> tuple[CompiledPiece, int]:
+        key = self._where(f"piece[{number}]")
+        refiner = Refiner(extents, values, f"{key}.order")
+        for name, term in piece.renames:
+            refiner.rename(name, term, f"{key}.rename")
+        page, inside = refiner.order(piece.order)
+        padded = prove([*page, *inside], extents, self.layout.buffers, f"{key}.order")
+        page_digits, pages = strides(page, f"{key}.order")
+        inside_digits, elements = strides(inside, f"{key}.order")
+        kvs = tuple(kv for kv in range(shape.kvs) if piece.kv in (None, kv))
+        return CompiledPiece(kvs, page_digits, inside_digits, elements, padded), pages
+
+    def _agree(self, first: CompiledPiece, pages: int, other: CompiledPiece, others: int) -> None:
+        """Pieces share a buffer's page numbers, or its description: they must not overlap or leave gaps."""
+        for what, a, b in (("pages", pages, others), ("elements per page", first.elements, other.elements)):
+            if a != b:
+                raise self._error(f"the pieces differ in {what}", "piece", f"{a} and {b}", "the same number")
+        if "kv" not in self.layout.buffers:
+            # The pages with kv = k are those whose number has the digit k there: the same digit in every piece.
+            ours, theirs = ([d for d in p.page if d.axis == "kv"] for p in (first, other))
+            if ours != theirs:
+                raise self._error(
+                    "kv lies at different digits in two pieces, so they overlap",
+                    "piece",
+                    f"{_strides(ours)} and {_strides(theirs)}",
+                    "the same stride",
+                )
+
+    def _groups(self, info: CodecInfo, piece: CompiledPiece) -> None:
+        if piece.elements * info.bits % 8:
+            raise self._error(
+                "a page is no whole number of bytes",
+                "codec",
+                f"{piece.elements} elements of {info.bits} bits",
+                None,
+            )
+        left = info.group
+        for digit in reversed(piece.inside):
+            if left == 1:
+                break
+            if digit.axis != "dim" or (digit.ext % left and left % digit.ext):
+                factor = Factor(digit.axis, digit.div, digit.ext)
+                raise self._error(
+                    f"the {info.group} elements that share an exponent are not of one row of dim",
+                    "codec",
+                    f"{info.name} over {factor}",
+                    f"dim digits of {info.group} elements at the end of the order",
+                )
+            left = max(1, left // digit.ext)
+        if left > 1:
+            raise self._error(
+                "a page is smaller than a group of the codec",
+                "codec",
+                f"{info.name} over {piece.elements} elements",
+                f"{info.group} elements",
+            )
+
+
+def _strides(digits: Sequence[Digit]) -> str:
+    return " ".join(f"{d.axis}/{d.div}%{d.ext} at stride {d.stride}" for d in digits) or "none"

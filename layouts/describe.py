@@ -1,0 +1,103 @@
+"""What a layout does, drawn for people: `hawk layout show NAME`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawk.errors import LayoutError
+from hawk.layouts.compiled import AXES, CacheShape
+from hawk.layouts.digits import show
+
+if TYPE_CHECKING:
+    from hawk.layouts.compiled import Axis, CompiledLayout, CompiledPiece
+    from hawk.layouts.layout import Layout
+
+EXAMPLE = CacheShape(layers=2, heads=2, dim=64, block_size=64, blocks=4)
+MAX_LINES = 8
+
+
+def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | None = None) -> str:
+    """The declaration and, for `shape` (or a small example), its digits and where elements of a block land.
+
+    Raises `LayoutError` if the layout cannot hold `shape`; an example that does not fit is left out.
+    """
+    lines = [layout.name + (f": {layout.summary}" if layout.summary else "")]
+    others = [c for c in layout.codecs if c != layout.codec]
+    facts = [
+        ("source", layout.source),
+        ("codec", layout.codec + (f" (or {', '.join(others)})" if others else "")),
+        ("buffers", f"one for each {' and '.join(layout.buffers)}" if layout.buffers else "one"),
+        ("memory", _placement(layout)),
+        ("params", ", ".join(f"{name} = {default}" for name, default in layout.params)),
+    ]
+    for piece in layout.pieces:
+        where = "" if piece.kv is None else f" ({_kv_name(piece.kv)})"
+        facts += [(f"rename{where}", text) for text in piece.rename_texts]
+        facts.append((f"order{where}", piece.text))
+    width = max(len(key) for key, value in facts if value)
+    lines += [f"  {key:<{width}}  {value}" for key, value in facts if value]
+    try:
+        compiled = layout.compile(shape or EXAMPLE, codec=codec)
+    except LayoutError:
+        if shape is not None:
+            raise
+        return "\n".join(lines)
+    return "\n".join([*lines, "", *_compiled(compiled, "for example" if shape is None else "here")])
+
+
+def _placement(layout: Layout) -> str:
+    aligned = f", pages aligned to {layout.align} bytes" if layout.align > 1 else ""
+    if layout.placement == "linear":
+        return f"linear{aligned}"
+    c = layout.channels
+    return f"interleaved: page i is number i // {c} of channel i % {c}{aligned}"
+
+
+def _kv_name(kv: int) -> str:
+    return "KV"[kv] if kv < 2 else f"kv={kv}"
+
+
+def _compiled(compiled: CompiledLayout, word: str) -> list[str]:
+    extents: dict[Axis, int] = {axis: compiled.shape.extent(axis) for axis in AXES}
+    box = ", ".join(f"{axis} {extent}" for axis, extent in extents.items())
+    size = f"{compiled.pieces[0].elements} elements in {compiled.page_bytes} bytes"
+    lines = [
+        f"{word}: {box}, {compiled.codec.name}",
+        f"  {compiled.buffer_count} buffers of {compiled.pages} pages, {compiled.channel_bytes} bytes in each channel",
+        f"  a page is {size}; the next in its channel begins {compiled.page_stride} bytes on",
+    ]
+    for piece in compiled.pieces:
+        names = " and ".join(_kv_name(kv) for kv in piece.kvs)
+        page, inside = show(piece.page, extents) or "0", show(piece.inside, extents) or "0"
+        lines.append(f"  {names}: page {page} | element {inside}")
+        if piece.padded:
+            lines.append("    positions beyond the extents are padding and hold 0")
+        lines += _drawing(compiled, piece)
+    return lines
+
+
+def _drawing(compiled: CompiledLayout, piece: CompiledPiece) -> list[str]:
+    """A table of `page:element` over the slots and dims at which some digit begins, for block 0 of head 0."""
+    kv = piece.kvs[0]
+    dims, slots = _steps(compiled, piece, "dim"), _steps(compiled, piece, "slot")
+    base = compiled.fixed_term(kv, 0)
+    head = [f"{'slot / dim':>12}"] + [f"{dim:>10}" for dim in dims]
+    lines = [f"    page:element in layer 0, {_kv_name(kv)}, head 0, block 0", "".join(head)]
+    for slot in slots:
+        cells = []
+        for dim in dims:
+            page, inside = base, 0
+            for axis, index in (("slot", slot), ("dim", dim)):
+                page += sum(index // d.div % d.ext * d.stride for d in piece.page if d.axis == axis)
+                inside += sum(index // d.div % d.ext * d.stride for d in piece.inside if d.axis == axis)
+            cells.append(f"{f'{page}:{inside}':>10}")
+        lines.append(f"{slot:>12}" + "".join(cells))
+    return lines
+
+
+def _steps(compiled: CompiledLayout, piece: CompiledPiece, axis: Axis) -> list[int]:
+    """Index 0, the first step of each digit of `axis`, and the last index."""
+    last = compiled.shape.extent(axis) - 1
+    digits = (*piece.page, *piece.inside)
+    steps = sorted({0, *(d.div for d in digits if d.axis == axis and d.div <= last)})
+    return [*steps[: MAX_LINES - 1], *([last] if last > steps[-1] or len(steps) >= MAX_LINES else [])]
