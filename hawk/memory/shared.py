@@ -166,7 +166,7 @@ def alloc(nbytes: int, *, name: str = "hawk", huge_pages: bool = False) -> Share
     """Allocates `nbytes` of zeroed shared memory, every page of it there and none of it able to go away.
 
     The memfd cannot shrink, grow or lose these seals.  `huge_pages` hints the kernel to use huge pages; off by
-    default, since compacting memory for them can stall the allocation.  Blocking: some 0.2 s for a GiB.
+    default, since compacting memory for them can stall the allocation.  Blocking: a GiB can take a second.
 
     Raises
     ------

@@ -1,0 +1,1 @@
+"""Measurements that HAWK makes of itself: `hawk bench`."""
