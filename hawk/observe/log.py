@@ -1,0 +1,86 @@
+"""Structured logs that never touch a host application's logging.
+
+`get` gives a structlog logger that writes to the standard library's logger of the same name.  Embedded in
+another program, that program's own logging decides what becomes of an event; in an agent's process, and there
+only, `configure` decides: for people on a terminal, one JSON object a line elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import MutableMapping
+from datetime import datetime, timezone
+from typing import Any, Literal, TextIO, cast
+
+import structlog
+
+_FIELDS = "hawk_fields"
+"""Where a log record carries the event's fields; one attribute, so that no field can clash with the record's own."""
+
+
+def get(name: str, **fields: object) -> structlog.stdlib.BoundLogger:
+    """A logger for one module; `fields` go with every event.  `log.info("what happened", job=..., bytes=...)`."""
+    logger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        **fields,
+    )
+    return cast("structlog.stdlib.BoundLogger", logger)
+
+
+def _to_record(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> tuple[tuple[str], dict[str, object]]:
+    """What the standard library's logger is called with: readable as it is, and the fields beside it."""
+    what, exc_info = str(event.pop("event", "")), event.pop("exc_info", None)
+    fields = dict(event)
+    text = " ".join([what, *(f"{key}={value}" for key, value in fields.items())])
+    return (text,), {"exc_info": exc_info, "extra": {_FIELDS: (what, fields)}}
+
+
+class _Formatter(logging.Formatter):
+    """One event as one line; events of other packages, which have no fields, alike."""
+
+    def __init__(self, console: bool, colours: bool) -> None:
+        super().__init__()
+        self._console = structlog.dev.ConsoleRenderer(colors=colours) if console else None
+
+    def format(self, record: logging.LogRecord) -> str:
+        what, fields = getattr(record, _FIELDS, None) or (record.getMessage(), {})
+        event: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": what,
+        }
+        event.update((key, value) for key, value in fields.items() if key not in event)
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        if self._console is None:
+            return json.dumps(event, default=str)
+        event["timestamp"] = event.pop("time")[11:23]
+        return str(self._console(None, record.levelname.lower(), event))
+
+
+def configure(
+    level: str = "info", style: Literal["auto", "console", "json"] = "auto", stream: TextIO | None = None
+) -> None:
+    """Sets up this process's logging.  Only for processes that are HAWK's own; calling it again replaces it.
+
+    `level` holds for HAWK's events; other packages are heard from warnings on.
+    """
+    out = sys.stderr if stream is None else stream
+    terminal = out.isatty()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(_Formatter(style == "console" or (style == "auto" and terminal), terminal))
+    handler.name = _FIELDS
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if h.name == _FIELDS]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("hawk").setLevel(level.upper())

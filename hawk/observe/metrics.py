@@ -1,0 +1,110 @@
+"""What an agent counts, in a registry of its own: embedding HAWK adds nothing to a host's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_PHASES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+PoolReader = Callable[[], Mapping[str, int]]
+"""Bytes of one pool by state, such as `{"free": ..., "owned": ..., "quarantined": ...}`; quick, never blocks."""
+
+
+class Metrics:
+    """The agent's counters.  Methods are cheap, and safe to call from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._pools: dict[str, PoolReader] = {}
+        own = {"registry": self.registry}
+        self._jobs = Counter(
+            "hawk_jobs", "Jobs that ended, by how they ended.", ["ending", "role", "transport"], **own
+        )
+        self._phase = Histogram(
+            "hawk_phase_seconds", "Time that one phase of a job took.", ["phase"], buckets=_PHASES, **own
+        )
+        self._bytes = Counter("hawk_bytes", "Bytes of caches moved.", ["direction", "transport"], **own)
+        self._pool = Gauge(
+            "hawk_pool_bytes", "Bytes of a pool, by what holds them.", ["pool", "state"], **own
+        )
+        self._bad = Counter(
+            "hawk_bad_frames", "Control frames that could not be read or did not fit.", ["reason"], **own
+        )
+        self._fallbacks = Counter(
+            "hawk_fallbacks", "Jobs tried again over the next transport, by what failed.", ["reason"], **own
+        )
+        self._lag = Histogram(
+            "hawk_loop_lag_seconds", "How late the event loop ran a timer.", buckets=_LAGS, **own
+        )
+
+    def job(self, ending: str, role: str, transport: str) -> None:
+        """A job ended: `ending` is `"ready"` or an error's code."""
+        self._jobs.labels(ending, role, transport or "none").inc()
+
+    def phase(self, phase: str, seconds: float) -> None:
+        """One phase of one job took `seconds`."""
+        self._phase.labels(phase).observe(seconds)
+
+    def moved(self, direction: str, transport: str, nbytes: int) -> None:
+        """`nbytes` were sent or received."""
+        self._bytes.labels(direction, transport).inc(nbytes)
+
+    def pool(self, pool: str, state: str, nbytes: int) -> None:
+        """`nbytes` of `pool` are in `state` now."""
+        self._pool.labels(pool, state).set(nbytes)
+
+    def watch_pool(self, pool: str, read: PoolReader) -> None:
+        """Asks `read` for the pool's bytes whenever the metrics are read."""
+        self._pools[pool] = read
+
+    def forget_pool(self, pool: str) -> None:
+        """Stops asking for a pool and takes its last figures away."""
+        self._pools.pop(pool, None)
+        for metric in list(self._pool.collect()):
+            for sample in metric.samples:
+                if sample.labels.get("pool") == pool:
+                    self._pool.remove(pool, sample.labels["state"])
+
+    def bad_frame(self, reason: str) -> None:
+        """A frame was refused; `reason` comes from a short fixed list, never from the peer."""
+        self._bad.labels(reason).inc()
+
+    def fallback(self, reason: str) -> None:
+        """A job goes on over another transport because of an error with this code."""
+        self._fallbacks.labels(reason).inc()
+
+    def loop_lag(self, seconds: float) -> None:
+        """The event loop ran a timer `seconds` late."""
+        self._lag.observe(max(0.0, seconds))
+
+    def value(self, name: str, **labels: str) -> float:
+        """One sample as `/metrics` would show it, for tests and tools; 0 if it was never counted."""
+        self._read_pools()
+        found: float | None = self.registry.get_sample_value(name, labels)
+        return 0.0 if found is None else found
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        self._read_pools()
+        return bytes(generate_latest(self.registry))
+
+    def _read_pools(self) -> None:
+        for pool, read in self._pools.items():
+            for state, nbytes in read().items():
+                self._pool.labels(pool, state).set(nbytes)
+
+
+async def watch_loop(metrics: Metrics, interval: float = 0.5) -> None:
+    """Measures the running loop's lag every `interval` seconds until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + interval
+        await asyncio.sleep(interval)
+        metrics.loop_lag(loop.time() - due)
