@@ -1,0 +1,59 @@
+"""Where a peer is, by its name."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from hawk.errors import UnknownPeer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Directory(ABC):
+    """Finds control addresses by name.  The rest of HAWK asks it whenever it is about to connect."""
+
+    @abstractmethod
+    async def resolve(self, name: str) -> str:
+        """The control address of the peer `name`, `"tcp://HOST:PORT"`.
+
+        Raises `UnknownPeer` if there is none.  Bounded in time by the implementation.
+        """
+
+    async def close(self) -> None:
+        """Gives back what the directory holds open.  Safe to call twice."""
+        return
+
+
+class StaticPeers(Directory):
+    """The `[peers]` table of the configuration: a name and an address for each peer."""
+
+    def __init__(self, peers: Mapping[str, str]) -> None:
+        self._peers = dict(peers)
+
+    @property
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        return sorted(self._peers)
+
+    async def resolve(self, name: str) -> str:
+        """The configured address; an unknown name's error lists those that are known, and the nearest."""
+        try:
+            return self._peers[name]
+        except KeyError:
+            raise unknown_peer(name, self.names) from None
+
+
+def unknown_peer(name: str, known: list[str]) -> UnknownPeer:
+    """The error for a peer that is not there, naming those that are."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    return UnknownPeer(
+        "no peer of that name is configured",
+        field="peer",
+        got=repr(name),
+        expected=f"one of {shown}" if known else None,
+        hint=f"Did you mean {nearest[0]}?" if nearest else "Add it to [peers] in the agent's configuration",
+    )
