@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 
+def entries(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
+    """First entry of a block table that the selection touches, and one past the last."""
+    size = layout.shape.block_size
+    return selection.token // size, -(-(selection.token + selection.tokens) // size)
+
+
 def check(src: CompiledLayout, dst: CompiledLayout) -> None:
     """Raises `Unmappable` unless every element of `src` has its place in `dst`.
 
@@ -74,7 +80,7 @@ def check_blocks(
             expected="int64[n]",
         )
     size = layout.shape.block_size
-    first, last = selection.token // size, -(-(selection.token + selection.tokens) // size)
+    first, last = entries(layout, selection)
     if len(table) < last:
         raise InvalidArgument(
             "the block table is too short",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.plan.check import check, check_blocks, check_selection
+from hawk.plan.check import check, check_blocks, check_selection, entries
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
-from hawk.plan.target import entries, split, target_chunk
+from hawk.plan.target import split, target_chunk
+from hawk.retile.build import build_program
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -27,7 +28,7 @@ class Explanation:
     source, target       the layouts' names, codecs in brackets
     payload              bytes of the selected tokens as the target stores them, without padding rows
     nbytes, arena_bytes  bytes moved and arena bytes, all chunks
-    segments             rows of a direct transfer, all chunks
+    segments             rows of a direct transfer, all chunks (before any joining across planes)
     requests             work requests of a direct transfer, all chunks
     shortest, median, longest    run lengths in bytes; the median is that of the largest chunk
     channel_bytes        bytes moved per channel, all chunks
@@ -62,31 +63,41 @@ class Explanation:
         lines = [
             f"{self.source} -> {self.target}",
             f"selection   layers {s.layer}..{s.layer + s.layers - 1}, tokens {s.token}..{s.token + s.tokens - 1}",
-            f"bytes       {self.nbytes:,} moved, of them {self.payload:,} payload; arena {self.arena_bytes:,} "
-            f"in {len(self.chunks)} chunk{'s' if len(self.chunks) > 1 else ''}",
+            f"bytes       {self.nbytes:,} moved, of them {self.payload:,} payload",
+            f"arena       {self.arena_bytes:,} B in {len(self.chunks)} chunk{'s' if len(self.chunks) > 1 else ''}",
             f"segments    {self.segments:,} if direct, in {self.requests:,} requests",
             f"runs        {self.shortest:,} to {self.longest:,} B, median {self.median:,} B",
             f"channels    {channels} B; the fullest holds {self.imbalance:.3f} of the mean",
-            f"values      {self.lossy or 'kept bit for bit'}",
+            f"values      {self.lossy or 'every value is kept'}",
             f"mode        {self.decision.reason}",
         ]
         return "\n".join(lines)
+
+
+_EXACT = {("bf16", "fp32"), ("fp16", "fp32")} | {
+    (block, wide) for block in ("bfp8_b", "bfp4_b") for wide in ("fp32", "bf16")
+}
+"""Conversions that keep every value: the target has all of the source's exponents and mantissas."""
 
 
 def _lossy(src: CompiledLayout, dst: CompiledLayout) -> str | None:
     """Why values may change between the codecs, or None where every value survives."""
     a, b = src.codec, dst.codec
     if a == b:
-        if a.group > 1:
-            return f"lossy: groups of {a.group} are decoded and encoded anew ({a.name})"
+        if a.group == 1:
+            return None
+        for kv in range(src.shape.kvs):
+            loops = build_program(src, dst, kv).loops
+            inner = loops[-1] if loops else None
+            # Encoding a decoded group gives the same values, but only if it is the same elements.
+            if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
+                return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
         return None
-    if b.lossy:
+    if b.group > 1:
         return f"lossy: {b.name} holds {b.bits} bits an element, {b.group} sharing an exponent"
-    # Exact only where the target has at least the exponent and mantissa bits of the source.
-    exact = {("bf16", "fp32"), ("fp16", "fp32"), ("bfp8_b", "fp32"), ("bfp4_b", "fp32")}
-    if (a.name, b.name) in exact:
+    if (a.name, b.name) in _EXACT:
         return None
-    return f"lossy: {a.name} to {b.name} rounds"
+    return f"lossy: {a.name} to {b.name} may round"
 
 
 def explain(

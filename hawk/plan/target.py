@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument, OutOfMemory
-from hawk.plan.check import check_selection
+from hawk.plan.check import check_selection, entries
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, pattern, ragged, starts
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
 
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from hawk.plan.pattern import Pattern
 
     I64 = NDArray[np.int64]
-
-
-def entries(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
-    """First entry of a block table that the selection touches, and one past the last."""
-    size = layout.shape.block_size
-    return selection.token // size, -(-(selection.token + selection.tokens) // size)
 
 
 def _cut(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:

@@ -1,0 +1,138 @@
+"""A slow, independent account of what a plan has to do: addresses element by element, bytes moved one row at a time."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from hawk.layouts import CacheShape, Layout
+from hawk.plan.types import Placement
+
+AXES = ("layer", "kv", "head", "block", "slot", "dim")
+
+TILES = "block head slot/32 dim/32 | slot%32/16 dim%32/16 slot%16 dim%16"
+SMALL_TILES = "block head slot/8 dim/16 | slot%8/4 dim%16/8 slot%4 dim%8"
+
+
+def declare(name, *orders, buffers="", codec="bf16", align=1, rename=""):
+    """A layout from its orders, one for all or one for each value of kv."""
+    text = f'name = "{name}"\nsummary = "s"\nsource = "t"\ncodec = "{codec}"\n'
+    text += f'codecs = ["{codec}"]\nbuffers = "{buffers}"\nalign = {align}\n'
+    text += '[placement]\nkind = "interleaved"\nchannels = 1\n'
+    for kv, order in enumerate(orders):
+        text += "[[piece]]\n" + (f'where = "kv={kv}"\n' if len(orders) > 1 else "")
+        text += f'rename = "{rename}"\n' if rename and kv == 0 else ""
+        text += f'order = "{order}"\n'
+    return Layout.from_toml(text)
+
+
+def shape(layers=2, heads=2, dim=32, block_size=32, blocks=12, kvs=2):
+    return CacheShape(layers, heads, dim, block_size, blocks, kvs)
+
+
+def padded(layout, kv, axis):
+    piece = layout.piece(kv)
+    return max([d.div * d.ext for d in (*piece.page, *piece.inside) if d.axis == axis], default=1)
+
+
+def place(layout, layer, kv, head, block, slot, dim):
+    """(buffer, channel, page's byte offset, position) like `locate`, in plain integers, padding included."""
+    index = dict(zip(AXES, (layer, kv, head, block, slot, dim), strict=True))
+    piece = layout.piece(kv)
+    page = sum(index[d.axis] // d.div % d.ext * d.stride for d in piece.page if d.axis not in layout.buffers)
+    inside = sum(index[d.axis] // d.div % d.ext * d.stride for d in piece.inside)
+    at = page // layout.channels * layout.page_stride
+    return layout.buffer(layer, kv), page % layout.channels, at, inside
+
+
+def element_bytes(layout, kv, inside):
+    """Bytes of a page that position `inside` lives in: its own and its group's exponent."""
+    codec = layout.codec
+    header = 0 if codec.group == 1 else layout.piece(kv).elements // codec.group
+    first = header + inside * codec.bits // 8
+    last = header + (inside * codec.bits + codec.bits - 1) // 8
+    return {*range(first, last + 1)} | ({inside // codec.group} if header else set())
+
+
+def chunk_elements(layout, selection, chunk):
+    """Every element (padding included) that the chunk has to write, with the token it holds or None for zero."""
+    size, t0, t1 = layout.shape.block_size, selection.token, selection.token + selection.tokens
+    for layer, kv in product(range(chunk.layer, chunk.layer + chunk.layers), range(layout.shape.kvs)):
+        extents = [range(padded(layout, kv, axis)) for axis in ("head", "slot", "dim")]
+        for entry in range(chunk.block, chunk.block + chunk.blocks):
+            for head, slot, dim in product(*extents):
+                token = entry * size + slot
+                if slot < size and token < t0:
+                    continue
+                real = slot < size and token < t1 and head < layout.shape.heads and dim < layout.shape.dim
+                yield layer, kv, head, entry, slot, dim, token if real else None
+
+
+class Cache:
+    """A cache in memory: one region per channel, buffers one behind another with room between them."""
+
+    GUARD = 192
+
+    def __init__(self, layout, rng, *, staging=0):
+        self.layout = layout
+        step = -(-layout.channel_bytes // 64) * 64 + self.GUARD
+        start = rng.permutation(layout.buffer_count) * step + self.GUARD
+        self.cache_bytes = layout.buffer_count * step + self.GUARD
+        self.regions = [
+            rng.integers(0, 256, self.cache_bytes + staging, np.uint8) for _ in range(layout.channels)
+        ]
+        # Channel c need not be region c.
+        order = rng.permutation(layout.channels)
+        self.placement = Placement(
+            region=np.tile(order.astype(np.int32), (layout.buffer_count, 1)),
+            offset=np.tile(start[:, None], (1, layout.channels)).astype(np.int64),
+        )
+
+    def at(self, layer, kv, head, block, slot, dim):
+        """(region, byte offset of the page in it, position)."""
+        buffer, channel, page, inside = place(self.layout, layer, kv, head, block, slot, dim)
+        return (
+            int(self.placement.region[buffer, channel]),
+            int(self.placement.offset[buffer, channel]) + page,
+            inside,
+        )
+
+    def put(self, where, value):
+        """Stores a 16-bit element."""
+        region, page, inside = where
+        self.regions[region][page + 2 * inside : page + 2 * inside + 2].view(np.uint16)[0] = value
+
+    def get(self, where):
+        region, page, inside = where
+        return int(self.regions[region][page + 2 * inside : page + 2 * inside + 2].view(np.uint16)[0])
+
+
+def run_step(step, src_regions, arena, chunk_offset):
+    """A retile core for 16-bit elements, straight from the words of `Pieces` and `Program`."""
+    program, p = step.program, step.pieces
+    src = dst = row = col = np.zeros(1, np.int64)
+    for loop in program.loops:
+        n = np.arange(loop.ext)
+        src = (src[:, None] + n * loop.src).ravel()
+        dst = (dst[:, None] + n * loop.dst).ravel()
+        row = (row[:, None] + n * loop.row).ravel()
+        col = (col[:, None] + n * loop.col).ravel()
+    for i in range(len(p)):
+        c = int(p.dst_channel[i])
+        at = chunk_offset + step.dst_offset[c] + int(p.dst_page[i])
+        page = arena[at : at + 2 * program.dst_elements].view(np.uint16)
+        valid = (row >= p.lo[i]) & (row < p.hi[i]) & (col < p.cols[i])
+        page[(p.dst_start[i] + dst)[(row >= p.lo[i]) & ~valid]] = 0
+        if valid.any():
+            s = int(p.src_channel[i])
+            at = step.src_offset[s] + int(p.src_page[i])
+            source = src_regions[step.src_region[s]][at : at + 2 * program.src_elements].view(np.uint16)
+            page[(p.dst_start[i] + dst)[valid]] = source[(p.src_start[i] + src)[valid]]
+
+
+def apply_segments(segments, regions, remote):
+    for r, local, at, n in zip(
+        segments.region, segments.local, segments.remote, segments.nbytes, strict=True
+    ):
+        regions[r][local : local + n] = remote[at : at + n]
