@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import MutableMapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, cast
 
 import structlog
@@ -27,9 +27,8 @@ def get(name: str, **fields: object) -> structlog.stdlib.BoundLogger:
         processors=[structlog.stdlib.filter_by_level, _to_record],
         wrapper_class=structlog.stdlib.BoundLogger,
         context_class=dict,
-        **fields,
     )
-    return cast("structlog.stdlib.BoundLogger", logger)
+    return cast("structlog.stdlib.BoundLogger", logger.bind(**fields) if fields else logger)
 
 
 def _to_record(
@@ -52,12 +51,12 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         what, fields = getattr(record, _FIELDS, None) or (record.getMessage(), {})
         event: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": what,
         }
-        event.update((key, value) for key, value in fields.items() if key not in event)
+        event.update((f"{key}_" if key in event else key, value) for key, value in fields.items())
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         if self._console is None:

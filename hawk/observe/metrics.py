@@ -23,25 +23,37 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._pools: dict[str, PoolReader] = {}
-        own = {"registry": self.registry}
+        own = self.registry
         self._jobs = Counter(
-            "hawk_jobs", "Jobs that ended, by how they ended.", ["ending", "role", "transport"], **own
+            "hawk_jobs", "Jobs that ended, by how they ended.", ["ending", "role", "transport"], registry=own
         )
         self._phase = Histogram(
-            "hawk_phase_seconds", "Time that one phase of a job took.", ["phase"], buckets=_PHASES, **own
+            "hawk_phase_seconds",
+            "Time that one phase of a job took.",
+            ["phase"],
+            buckets=_PHASES,
+            registry=own,
         )
-        self._bytes = Counter("hawk_bytes", "Bytes of caches moved.", ["direction", "transport"], **own)
+        self._bytes = Counter(
+            "hawk_bytes", "Bytes of caches moved.", ["direction", "transport"], registry=own
+        )
         self._pool = Gauge(
-            "hawk_pool_bytes", "Bytes of a pool, by what holds them.", ["pool", "state"], **own
+            "hawk_pool_bytes", "Bytes of a pool, by what holds them.", ["pool", "state"], registry=own
         )
         self._bad = Counter(
-            "hawk_bad_frames", "Control frames that could not be read or did not fit.", ["reason"], **own
+            "hawk_bad_frames",
+            "Control frames that could not be read or did not fit.",
+            ["reason"],
+            registry=own,
         )
         self._fallbacks = Counter(
-            "hawk_fallbacks", "Jobs tried again over the next transport, by what failed.", ["reason"], **own
+            "hawk_fallbacks",
+            "Jobs tried again over the next transport, by what failed.",
+            ["reason"],
+            registry=own,
         )
         self._lag = Histogram(
-            "hawk_loop_lag_seconds", "How late the event loop ran a timer.", buckets=_LAGS, **own
+            "hawk_loop_lag_seconds", "How late the event loop ran a timer.", buckets=_LAGS, registry=own
         )
 
     def job(self, ending: str, role: str, transport: str) -> None:

@@ -1,0 +1,33 @@
+"""`hawk-agent`: one agent in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hawk._version import __version__
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The agent's TOML file; without one, defaults and HAWK_TABLE__KEY variables hold.",
+)
+@click.version_option(__version__, prog_name="hawk-agent")
+def agent(file: Path | None) -> int:
+    """Runs an agent until SIGTERM, which lets running jobs end first."""
+    import asyncio
+
+    import uvloop
+
+    from hawk.agent import run
+    from hawk.config import load_config
+    from hawk.observe.log import configure
+
+    config, sources = load_config(file)
+    configure(config.agent.log_level, config.agent.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(config, sources))

@@ -1,0 +1,94 @@
+"""`hawk bench`: measurements that anyone can repeat.
+
+Each benchmark is a module of `hawk.bench` with `run(...)`, which returns a result that has `to_dict()`, and
+`render(result, console)`, which prints it as tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def bench() -> None:
+    """Measures what this machine does; figures of one run compare with each other only."""
+
+
+def _json(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Prints one JSON object instead of tables.")(
+        command
+    )
+
+
+def _size(_context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """A click callback: one size or several, as bytes."""
+    from hawk.errors import InvalidArgument
+    from hawk.units import parse_size
+
+    try:
+        return tuple(parse_size(v) for v in value) if isinstance(value, tuple) else parse_size(value)
+    except InvalidArgument as error:
+        raise click.BadParameter(str(error), param=option) from None
+
+
+def _bench(module: str, as_json: bool, **options: Any) -> None:
+    """Runs one benchmark with the options that were given; the others keep the module's own defaults."""
+    from rich.console import Console
+
+    benchmark = import_module(f"hawk.bench.{module}")
+    result = benchmark.run(**{key: value for key, value in options.items() if value not in (None, ())})
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2))
+    else:
+        benchmark.render(result, Console())
+
+
+@bench.command()
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=_size,
+    help="Size of a cache, such as 80MB; may be given again.",
+)
+@click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
+@_json
+def transfer(as_json: bool, sizes: tuple[int, ...], transports: tuple[str, ...]) -> None:
+    """Whole transfers and the bytes alone, beside plain sockets and a memcpy of the same bytes."""
+    _bench("transfer", as_json, sizes=sizes, transports=transports)
+
+
+@bench.command()
+@click.option(
+    "--channels",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Memory channels of the device.",
+)
+@click.option(
+    "--capacity",
+    default="32GiB",
+    callback=_size,
+    show_default=True,
+    help="Bytes in all channels together; none are touched.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sequence of requests.")
+@_json
+def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> None:
+    """One contiguous receive buffer per tensor, against one region per channel: which fails first, and why."""
+    _bench("fragmentation", as_json, channels=channels, capacity=capacity, seed=seed)
+
+
+@bench.command()
+@_json
+def retile(as_json: bool) -> None:
+    """Conversion between layouts on one core, beside a plain copy of the same bytes."""
+    _bench("retile", as_json)
