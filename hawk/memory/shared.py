@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import stat
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,7 @@ _MFD_NOEXEC_SEAL = 0x0008
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
 
+_FD_BYTES = array("i").itemsize
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LACK = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
@@ -255,7 +257,7 @@ def map_fd(fd: int, nbytes: int, *, writable: bool = True, name: str = "mapped")
     nbytes = _positive(nbytes, "nbytes")
     try:
         own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    except (OSError, ValueError, TypeError) as e:
+    except (OSError, ValueError, TypeError, OverflowError) as e:
         raise _refused(name, "the descriptor is not open", got=fd) from e
     try:
         _validate(own, nbytes, writable, name)
@@ -339,7 +341,14 @@ def recv_fds(sock: socket.socket, max_bytes: int, max_fds: int = MAX_FDS) -> tup
     Raises `BadFrame` when the peer sent more than allowed; every descriptor that came is closed then.
     """
     max_fds = min(max_fds, MAX_FDS)
-    payload, fds, flags, _ = socket.recv_fds(sock, max_bytes, max_fds, socket.MSG_CMSG_CLOEXEC)
+    # Not socket.recv_fds: it drops its flags argument, and the descriptors would leak into child processes.
+    payload, ancillary, flags, _ = sock.recvmsg(
+        max_bytes, socket.CMSG_LEN(max_fds * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds += array("i", data[: len(data) // _FD_BYTES * _FD_BYTES])
     if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > max_fds:
         for fd in fds:
             with contextlib.suppress(OSError):

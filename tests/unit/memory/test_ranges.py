@@ -26,7 +26,7 @@ class Machine(RuleBasedStateMachine):
         self.model: list[Range | str | None] = [None] * UNITS
 
     def fit(self, units: int, step: int) -> int | None:
-        for start in range(0, UNITS - units + 1):
+        for start in range(UNITS - units + 1):
             if start % step == 0 and all(x is None for x in self.model[start : start + units]):
                 return start
         return None
