@@ -133,10 +133,7 @@ class Channel(Generic[T]):
             self._timer.cancel()
             self._timer = None
         self.endpoint.close()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(ControlError("the channel was closed", peer=self.peer or None))
-        self._waiters.clear()
+        self._end_waits(ControlError("the channel was closed", peer=self.peer or None))
 
     async def up(self, timeout: float) -> None:
         """Waits until the server is heard, at most `timeout` seconds.
@@ -146,7 +143,7 @@ class Channel(Generic[T]):
         """
         if self.state is State.CLOSED:
             raise ControlError("the channel is closed", peer=self.peer or None)
-        if self.state is State.UP:
+        if self.state is State.UP and not self._broken:
             return
         if self._refused is not None:
             raise self._refused
@@ -224,6 +221,7 @@ class Channel(Generic[T]):
             # Frames of the old connection may still come after it broke; an answer to a later question cannot.
             if PONG.decode(frames[1]).seq > self._seq_at_break:
                 self._broken = False
+                self._end_waits()
         elif header.kind is Kind.MESSAGE:
             self._handler(header, self._codec.decode(frames[1]))
 
@@ -237,11 +235,20 @@ class Channel(Generic[T]):
             self._on_restarted(old, self.peer_generation)
         if self.state in (State.CONNECTING, State.LOST):
             self.state = State.UP
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._broken = False
+            self._end_waits()
             if self._on_up is not None:
                 self._on_up()
+
+    def _end_waits(self, error: HawkError | None = None) -> None:
+        """Ends every `up`, well or with an error."""
+        for waiter in self._waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
 
     def _step_down(self, spoken: int) -> None:
         """The server refused our version and says that `spoken` is its newest."""
@@ -261,9 +268,7 @@ class Channel(Generic[T]):
         first = self._refused is None
         self._refused = error
         if first:
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_exception(error)
+            self._end_waits(error)
             self._lose(error)
 
     def _bad(self, error: HawkError) -> None:

@@ -18,7 +18,7 @@ import zmq
 from hawk.control.keys import KeyPair, is_public_key
 from hawk.control.local import LocalListener, listen, socket_path
 from hawk.control.zap import ZAP_DOMAIN, Zap
-from hawk.errors import Busy, ConfigError, ControlError, PeerLost
+from hawk.errors import Busy, ConfigError, ControlError, InvalidArgument, PeerLost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,9 +67,18 @@ class Endpoint:
 
         On a DEALER at most two frames: ZeroMQ takes the first back only if the one that fails is the last.
         Raises `Busy` if the queue is full (on a DEALER also if there is no connection), `PeerLost` if a ROUTER
-        has no such peer (any more), and `ControlError` if the socket is closed.  Call `poke` of the socket's
-        receive loop afterwards.
+        has no such peer (any more), `InvalidArgument` for a frame above the limit, and `ControlError` if the
+        socket is closed.  Call `poke` of the socket's receive loop afterwards.
         """
+        largest = max(map(len, frames), default=0)
+        if largest > self.limits.frame_bytes:
+            # The far side would answer by ending the connection, again and again, and would not say why.
+            raise InvalidArgument(
+                "the message is too large to send",
+                field="message",
+                got=f"{largest} bytes",
+                expected=f"at most {self.limits.frame_bytes}",
+            )
         parts = frames if identity is None else [identity, *frames]
         try:
             self.raw.send_multipart(parts, zmq.NOBLOCK)
