@@ -55,7 +55,7 @@ class ObserveServer:
         self._ready = ready
         self._request_seconds = request_seconds
         self._connections = connections
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -86,9 +86,10 @@ class ObserveServer:
         if server is None:
             return
         server.close()
-        serving = list(self._serving)
-        for task in serving:
+        serving = dict(self._serving)
+        for task, writer in serving.items():
             task.cancel()
+            writer.transport.abort()  # here, for a task that never ran aborts nothing
         await asyncio.gather(*serving, return_exceptions=True)
         await server.wait_closed()
 
@@ -97,8 +98,8 @@ class ObserveServer:
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[task] = writer
+        task.add_done_callback(self._serving.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
