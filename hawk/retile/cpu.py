@@ -1,0 +1,277 @@
+"""Retile on the CPU: one call for one plane, and a pool of threads for whole chunks off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from hawk.errors import InvalidArgument
+from hawk.retile import native, numpy_core
+from hawk.retile.build import piece_elements
+from hawk.retile.program import Pieces, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from hawk.layouts.compiled import CodecInfo
+
+    U8 = NDArray[np.uint8]
+
+CODEC_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2, "bfp8_b": 3, "bfp4_b": 4}
+"""How the C core numbers the codecs."""
+
+SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 20}
+"""Bytes of the target between two looks at the stop flag: a few milliseconds, so that cancelling is prompt."""
+
+STREAM_BYTES = 4 << 20
+"""From this size on the target is written past the caches: it will not be read before it has left them anyway."""
+
+_CHECK, _STREAM = 1, 2
+_COLUMNS = tuple(f.name for f in fields(Pieces))
+
+
+class Step(Protocol):
+    """What a step of a chunk tells the retiler; `hawk.plan.types.RetileStep` is one."""
+
+    @property
+    def program(self) -> Program:
+        """What to do in each piece."""
+
+    @property
+    def pieces(self) -> Pieces:
+        """Where each piece begins."""
+
+    @property
+    def src_region(self) -> tuple[int, ...]:
+        """Region of the plane's buffer, per source channel."""
+
+    @property
+    def src_offset(self) -> tuple[int, ...]:
+        """Byte offset of the plane's buffer in that region, per source channel."""
+
+    @property
+    def dst_offset(self) -> tuple[int, ...]:
+        """Byte offset of the plane's part of the arena, per target channel."""
+
+
+def run(program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8], *, threads: int = 1) -> None:
+    """Carry out `program` for all `pieces`, in this thread or spread over `threads`.
+
+    Parameters
+    ----------
+    src, dst
+        per channel the bytes that begin at the plane's base there, `uint8[...]`, contiguous; they must not overlap
+
+    Raises
+    ------
+    InvalidArgument
+        a piece leaves its page or its channel, a codec is unknown, or a buffer is of the wrong kind; nothing
+        was written then
+    """
+    call = _Call(program, pieces, src, dst)
+    if threads <= 1:
+        call.execute(0, len(pieces))
+        return
+    work = _Work(iter([call]))
+    with ThreadPoolExecutor(threads, thread_name_prefix="hawk-retile") as pool:
+        for future in [pool.submit(work.drain) for _ in range(threads)]:
+            future.result()
+
+
+class Retiler:
+    """Threads that retile chunks off the event loop; close it (or leave the `with` block) when done."""
+
+    def __init__(self, threads: int = 1) -> None:
+        if threads < 1:
+            raise InvalidArgument("no thread to work", field="threads", got=threads, expected="1 or more")
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hawk-retile")
+
+    def close(self) -> None:
+        """Wait for running slices and end the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Retiler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def run_steps(self, steps: Sequence[Step], src_regions: Sequence[U8], arena: U8) -> None:
+        """Carry out `steps` from the source's regions into `arena`, which begins at the chunk's first byte.
+
+        Returns, raises or is cancelled only when no thread reads or writes any more: within one slice, a few
+        milliseconds.  After an error or a cancellation the arena's content is undefined.
+
+        Raises
+        ------
+        InvalidArgument
+            a step names a region or an offset that is not there, or its pieces do not fit
+        """
+        work = _Work(_Call.of(step, src_regions, arena) for step in steps)
+        futures = [self._pool.submit(work.drain) for _ in range(self.threads)]
+        waits = [asyncio.wrap_future(future) for future in futures]
+        cancelled: asyncio.CancelledError | None = None
+        while not all(wait.done() for wait in waits):
+            try:
+                await asyncio.wait(waits)
+            except asyncio.CancelledError as error:
+                # Threads may still be writing: they stop at the next slice, and only then may the caller go on.
+                cancelled = error
+                work.stop()
+                for future in futures:
+                    future.cancel()  # those that have not begun
+        errors = [e for wait in waits if not wait.cancelled() and (e := wait.exception()) is not None]
+        if cancelled is not None:
+            raise cancelled
+        if errors:
+            raise errors[0]
+
+
+class _Work:
+    """Slices of calls, handed out to whichever thread is free."""
+
+    def __init__(self, calls: Iterator[_Call]) -> None:
+        self._slices = self._cut(calls)
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    @staticmethod
+    def _cut(calls: Iterator[_Call]) -> Iterator[tuple[_Call, int, int]]:
+        for call in calls:
+            for begin in range(0, call.pieces_count, call.slice):
+                yield call, begin, min(begin + call.slice, call.pieces_count)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def drain(self) -> None:
+        """Work until nothing is left, somebody stopped it, or an error occurred here or elsewhere."""
+        try:
+            while not self._stopped:
+                with self._lock:  # also guards the generator, and so the check of the next step
+                    item = next(self._slices, None)
+                if item is None:
+                    return
+                call, begin, end = item
+                call.execute(begin, end)
+        except BaseException:
+            self._stopped = True
+            raise
+
+
+class _Call:
+    """One program over its pieces: everything checked, ready to be executed in slices."""
+
+    def __init__(self, program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8]) -> None:
+        self.program, self.pieces, self.pieces_count = program, pieces, len(pieces)
+        self.src = [_bytes(s, f"src[{c}]", writable=False) for c, s in enumerate(src)]
+        self.dst = [_bytes(d, f"dst[{c}]", writable=True) for c, d in enumerate(dst)]
+        self.core = native.core_name()
+        each = max(1, piece_elements(program) * program.dst_codec.bits // 8)
+        self.slice = max(1, SLICE_BYTES[self.core] // each)
+        numbers = [_number(program.src_codec, "src_codec"), _number(program.dst_codec, "dst_codec")]
+        if self.core == "numpy":
+            numpy_core.check(program, pieces, [len(s) for s in self.src], [len(d) for d in self.dst])
+            return
+        self._facts = np.array([*numbers, program.src_elements, program.dst_elements], np.int64)
+        self._loops = np.array([(p.ext, p.src, p.dst, p.row, p.col) for p in program.loops], np.int64)
+        self._columns = [np.ascontiguousarray(getattr(pieces, name), np.int64) for name in _COLUMNS]
+        for name, column in zip(_COLUMNS, self._columns, strict=True):
+            if len(column) != len(pieces):
+                raise InvalidArgument(
+                    "one row a piece", field=f"pieces.{name}", got=len(column), expected=len(pieces)
+                )
+        self._flags = _STREAM if each * len(pieces) >= STREAM_BYTES else 0
+        self._native(0, len(pieces), _CHECK)
+
+    @classmethod
+    def of(cls, step: Step, regions: Sequence[U8], arena: U8) -> _Call:
+        """The call of one step of a chunk."""
+        if len(step.src_region) != len(step.src_offset):
+            raise InvalidArgument(
+                "one offset a region",
+                field="step.src_offset",
+                got=len(step.src_offset),
+                expected=len(step.src_region),
+            )
+        src = []
+        for c, (region, offset) in enumerate(zip(step.src_region, step.src_offset, strict=True)):
+            if not 0 <= region < len(regions):
+                raise InvalidArgument(
+                    "no such region",
+                    field=f"step.src_region[{c}]",
+                    got=region,
+                    expected=f"0..{len(regions) - 1}",
+                )
+            src.append(_behind(regions[region], offset, f"step.src_offset[{c}]"))
+        dst = [_behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
+        return cls(step.program, step.pieces, src, dst)
+
+    def execute(self, begin: int, end: int) -> None:
+        """Retile pieces `[begin, end)`."""
+        if self.core == "c":
+            self._native(begin, end, self._flags)
+            return
+        part = self.pieces
+        if (begin, end) != (0, self.pieces_count):
+            part = replace(part, **{name: getattr(part, name)[begin:end] for name in _COLUMNS})
+        numpy_core.run(self.program, part, self.src, self.dst)
+
+    def _native(self, begin: int, end: int, flags: int) -> None:
+        bad = native.core().retile(
+            self._facts, self._loops, self._columns, self.src, self.dst, begin, end, flags
+        )
+        if bad is None:
+            return
+        row, column, got, limit = bad
+        if row < 0:
+            raise InvalidArgument(
+                "the loops do not fit the codecs", field="program.loops", got=self.program.loops
+            )
+        raise InvalidArgument(
+            "the piece does not fit",
+            field=f"pieces[{row}].{_COLUMNS[column]}",
+            got=got,
+            expected=f"0..{limit}",
+        )
+
+
+def _number(codec: CodecInfo, name: str) -> int:
+    number = CODEC_NUMBERS.get(codec.name)
+    if number is None:
+        raise InvalidArgument(
+            "no retile core knows this codec",
+            field=f"program.{name}",
+            got=codec.name,
+            expected=", ".join(CODEC_NUMBERS),
+        )
+    return number
+
+
+def _behind(array: U8, offset: int, field: str) -> U8:
+    if not 0 <= offset <= len(array):
+        raise InvalidArgument(
+            "the offset lies outside its region", field=field, got=offset, expected=f"0..{len(array)}"
+        )
+    return array[offset:]
+
+
+def _bytes(array: U8, field: str, *, writable: bool) -> U8:
+    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise InvalidArgument(
+            "bytes are needed",
+            field=field,
+            got=f"{array.dtype}{list(array.shape)}",
+            expected="contiguous uint8[n]",
+        )
+    if writable and not array.flags.writeable:
+        raise InvalidArgument("the target must be writable", field=field, got="a read-only array")
+    return array

@@ -1,0 +1,175 @@
+"""Which core does the work: the compiled one where it was built, else numpy.
+
+The environment variable `HAWK_CORE` decides: `auto` (the default) takes the C core if it can be imported, `c`
+insists on it, `numpy` leaves it aside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+import numpy as np
+
+from hawk.errors import InvalidArgument, MissingDependency
+from hawk.retile.numpy_core import announce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.int64] | NDArray[np.int32] | NDArray[np.uint8]
+
+Core = Literal["c", "numpy"]
+
+_forced: Core | None = None
+_absent = ""
+
+
+class CoreModule(Protocol):
+    """What `_core.c` offers; arrays are C-contiguous and of the type named there."""
+
+    def retile(
+        self,
+        facts: Array,
+        loops: Array,
+        columns: Sequence[Array],
+        src: Sequence[Array],
+        dst: Sequence[Array],
+        begin: int,
+        end: int,
+        flags: int,
+    ) -> tuple[int, int, int, int] | None:
+        """Check, then retile pieces `[begin, end)`; None, or (piece, column, got, limit) of a misfit."""
+
+    def copy_segments(
+        self, dst_bases: Array, region: Array, local: Array, src_base: int, remote: Array, nbytes: Array
+    ) -> None:
+        """Copy the segments; addresses are not checked."""
+
+    def level(self) -> str:
+        """The instruction set in use: `"avx2"` or `"baseline"`."""
+
+
+def _load() -> CoreModule | None:
+    global _absent
+    try:
+        return cast("CoreModule", importlib.import_module("hawk.retile._core"))
+    except ImportError as reason:
+        _absent = str(reason)
+        return None
+
+
+_core = _load()
+
+
+def core() -> CoreModule:
+    """The C core's module; only where `core_name()` is `"c"`."""
+    if _core is None:
+        raise MissingDependency("the C core is not there", got=_absent)
+    return _core
+
+
+def available() -> bool:
+    """Whether the C core was built and can be imported."""
+    return _core is not None
+
+
+def core_name() -> Core:
+    """The core in use, `"c"` or `"numpy"`.
+
+    Raises
+    ------
+    MissingDependency
+        `HAWK_CORE=c`, but the C core was not built
+    InvalidArgument
+        `HAWK_CORE` holds something else than `auto`, `c` or `numpy`
+    """
+    choice = _forced or os.environ.get("HAWK_CORE", "auto") or "auto"
+    if choice not in ("auto", "c", "numpy"):
+        raise InvalidArgument("no such core", field="HAWK_CORE", got=choice, expected="auto, c or numpy")
+    if choice == "numpy":
+        announce("HAWK_CORE=numpy asks for it" if _forced is None else "it was asked for")
+        return "numpy"
+    if _core is not None:
+        return "c"
+    if choice == "c":
+        raise MissingDependency(
+            "the C core is not there",
+            field="HAWK_CORE",
+            got=_absent,
+            hint="install a C compiler and reinstall the package, or set HAWK_CORE=auto",
+        )
+    announce(
+        f"the C core is not there ({_absent}); a C compiler at installation makes it several times faster"
+    )
+    return "numpy"
+
+
+@contextmanager
+def using(core: Core) -> Iterator[None]:
+    """Within the block `core` is used whatever `HAWK_CORE` says; for tests and benchmarks, not for threads."""
+    global _forced
+    before, _forced = _forced, core
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def copy_segments(
+    dst_bases: NDArray[np.int64],
+    region: NDArray[np.int32],
+    local: NDArray[np.int64],
+    src_base: int,
+    remote: NDArray[np.int64],
+    nbytes: NDArray[np.int64],
+) -> None:
+    """Copy segment i of `nbytes[i]` bytes from `src_base + remote[i]` to `dst_bases[region[i]] + local[i]`.
+
+    All bases are absolute addresses in this process.  The caller vouches that every range lies in memory it
+    holds and that no source overlaps a target: addresses cannot be checked here.  Array lengths, region numbers
+    and signs are.  The GIL is released while bytes move.
+
+    Raises
+    ------
+    InvalidArgument
+        the arrays differ in length, a region is not in `dst_bases`, or an offset or size is negative
+    """
+    n = len(region)
+    for name, array in (("local", local), ("remote", remote), ("nbytes", nbytes)):
+        if len(array) != n:
+            raise InvalidArgument("one entry a segment", field=name, got=len(array), expected=n)
+    if n == 0:
+        return
+    if int(region.min()) < 0 or int(region.max()) >= len(dst_bases):
+        raise InvalidArgument(
+            "no such region",
+            field="region",
+            got=f"{region.min()}..{region.max()}",
+            expected=f"0..{len(dst_bases) - 1}",
+        )
+    for name, array in (("local", local), ("remote", remote), ("nbytes", nbytes)):
+        if int(array.min()) < 0:
+            raise InvalidArgument("negative", field=name, got=int(array.min()), expected="0 or more")
+    if core_name() == "c":
+        core().copy_segments(
+            np.ascontiguousarray(dst_bases, np.int64),
+            np.ascontiguousarray(region, np.int32),
+            np.ascontiguousarray(local, np.int64),
+            src_base,
+            np.ascontiguousarray(remote, np.int64),
+            np.ascontiguousarray(nbytes, np.int64),
+        )
+        return
+    target, source = dst_bases[region] + local, src_base + remote
+    # Neighbours that go on where the one before ended move in one call.
+    cut = (target[1:] != target[:-1] + nbytes[:-1]) | (source[1:] != source[:-1] + nbytes[:-1])
+    first = np.concatenate(([0], np.flatnonzero(cut) + 1))
+    sizes = np.add.reduceat(nbytes, first)
+    for d, s, size in zip(target[first].tolist(), source[first].tolist(), sizes.tolist(), strict=True):
+        ctypes.memmove(d, s, size)

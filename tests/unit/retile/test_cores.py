@@ -1,0 +1,196 @@
+"""Both cores, element by element, against slow loops over the documented sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawk.errors import InvalidArgument
+from hawk.retile import cpu, native
+from hawk.retile.build import build_program
+from tests.unit.retile import layouts as lay
+from tests.unit.retile import slow
+
+CORES = ("numpy", "c") if native.available() else ("numpy",)
+
+
+def move(core, program, pieces, src, dst, **kw):
+    with native.using(core):
+        cpu.run(program, pieces, src, dst, **kw)
+
+
+def check(a, b, *, kv=0, token=0, tokens=None, seed=0, cores=CORES, fill=0xA5, values=None):
+    """Random bytes, shuffled block tables; every byte of every target channel is compared."""
+    rng = np.random.default_rng(seed)
+    program = build_program(a, b, kv)
+    if tokens is None:
+        tokens = min(a.shape.block_size * a.shape.blocks, b.shape.block_size * b.shape.blocks) - token
+    tables = [rng.permutation(x.shape.blocks).tolist() for x in (a, b)]
+    layer = int(rng.integers(a.shape.layers))
+    pieces = slow.pieces_of(program, a, b, kv, layer, *tables, token, tokens)
+    src = slow.buffers(a, rng=rng) if values is None else values
+    dst = slow.buffers(b, fill)
+    want = slow.expected(program, pieces, a, b, src, dst)
+    for core in cores:
+        got = [d.copy() for d in dst]
+        move(core, program, pieces, src, got)
+        for c, (x, y) in enumerate(zip(got, want, strict=True)):
+            assert np.array_equal(x, y), f"{core}, channel {c}, byte {np.flatnonzero(x != y)[:8]}"
+    return program, pieces, src, dst
+
+
+@pytest.mark.parametrize(("source", "target"), list(product(lay.CODECS.values(), lay.CODECS.values())))
+@pytest.mark.parametrize("interleave", [False, True])
+def test_every_codec_pair(source, target, interleave):
+    shape = lay.shape_of(blocks=2, dim=32, heads=2)
+    check(lay.nhd(shape, source), lay.tiles(shape, target, channels=3, interleave=interleave))
+    check(lay.tiles(shape, source, channels=2, interleave=interleave), lay.nhd(shape, target))
+    check(lay.nhd(shape, source), lay.tiles(shape, target, interleave=interleave), token=5, tokens=40)
+
+
+@pytest.mark.parametrize("codec", lay.CODECS.values(), ids=lay.CODECS)
+@pytest.mark.parametrize(
+    "change", [{"dim": 80}, {"block_size": 40}, {"block_size": 16}, {"dim": 48, "block_size": 24}]
+)
+def test_padding(codec, change):
+    shape = lay.shape_of(**change)
+    check(lay.nhd(shape), lay.tiles(shape, codec, channels=2))
+    check(lay.nhd(shape, lay.FP32), lay.tiles(shape, codec, channels=2), token=3, tokens=30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_shapes_blocks_and_ranges(data):
+    pick = data.draw
+    source = pick(st.sampled_from((lay.nhd, lay.hnd, lay.dim_major, lay.tiles, lay.head_fraction)))
+    target = pick(st.sampled_from((lay.nhd, lay.hnd, lay.dim_major, lay.tiles, lay.head_fraction)))
+    names = list(lay.CODECS)
+    elementwise = names[:3]
+    a = lay.CODECS[pick(st.sampled_from(elementwise if source is lay.dim_major else names))]
+    b = lay.CODECS[
+        pick(st.sampled_from(elementwise if target is lay.dim_major or source is lay.dim_major else names))
+    ]
+    heads, dim = pick(st.integers(1, 3)), pick(st.sampled_from((16, 32, 48)))
+    size_in, size_out = (pick(st.sampled_from((4, 8, 16, 20, 32))) for _ in range(2))
+    shape_in = lay.shape_of(heads=heads, dim=dim, block_size=size_in, blocks=3, layers=2)
+    shape_out = lay.shape_of(heads=heads, dim=dim, block_size=size_out, blocks=3, layers=2)
+    most = 3 * min(size_in, size_out)
+    token = pick(st.integers(0, most - 1))
+    tokens = pick(st.integers(1, most - token))
+    check(
+        source(shape_in, a),
+        target(shape_out, b),
+        kv=pick(st.integers(0, 1)),
+        token=token,
+        tokens=tokens,
+        seed=pick(st.integers(0, 99)),
+    )
+
+
+def test_canaries_around_every_target_byte():
+    """Only bytes that the pieces name change, whatever was there before."""
+    shape = lay.shape_of(block_size=40)
+    a, b = lay.nhd(shape), lay.tiles(shape, lay.BFP8, align=256, channels=3)
+    for fill in (0x00, 0xFF, 0x5A):
+        check(a, b, token=7, tokens=50, fill=fill)
+
+
+def test_odd_addresses():
+    """Slices that begin at odd bytes, pages that begin at odd offsets."""
+    shape = lay.shape_of(blocks=2)
+    for codec in lay.CODECS.values():
+        a, b = lay.nhd(shape, lay.FP16), lay.tiles(shape, codec)
+        program, pieces, src, dst = check(a, b)
+        want = [d.copy() for d in dst]
+        move("numpy", program, pieces, src, want)
+        for core in CORES:
+            odd_src = [np.concatenate((np.zeros(3, np.uint8), s))[1:] for s in src]
+            odd_dst = [np.concatenate((np.zeros(1, np.uint8), np.full(5, 0xA5, np.uint8), d)) for d in dst]
+            shifted = replace(pieces, src_page=pieces.src_page + 2, dst_page=pieces.dst_page + 5)
+            move(core, program, shifted, odd_src, [d[1:] for d in odd_dst])
+            assert np.array_equal(odd_dst[0][6:], want[0])
+
+
+def test_every_bf16_under_several_exponents():
+    """All 65,536 values, one to a group, beside a neighbour that sets the exponent."""
+    every = np.arange(65536, dtype=np.uint16)
+    for neighbour in (0x0000, 0x0080, 0x3F80, 0x4080, 0xC47F, 0x7F80, 0xFFFF):
+        block = np.zeros((65536, 16), np.uint16)
+        block[:, 5], block[:, 11] = every, neighbour
+        shape = lay.shape_of(heads=8, dim=256, block_size=512, blocks=1, kvs=1)
+        src = [block.reshape(-1).view(np.uint8)]
+        a = lay.compiled(
+            "flat",
+            shape,
+            lay.BF16,
+            [("block", 1, 1)],
+            [("slot", 1, 512), ("head", 1, 8), ("dim", 1, 256)],
+            buffers=("layer", "kv"),
+        )
+        for codec in (lay.BFP8, lay.BFP4):
+            b = lay.compiled(
+                "flat",
+                shape,
+                codec,
+                a.pieces[0].page and [("block", 1, 1)],
+                [("slot", 1, 512), ("head", 1, 8), ("dim", 1, 256)],
+                buffers=("layer", "kv"),
+            )
+            program = build_program(a, b, 0)
+            pieces = slow.pieces_of(program, a, b, 0, 0, [0], [0], 0, 512)
+            want = slow.codecs.encode(codec, (block.astype(np.uint32) << 16).reshape(1, -1))[0]
+            for core in CORES:
+                got = [np.zeros(b.channel_bytes, np.uint8)]
+                move(core, program, pieces, src, got)
+                assert np.array_equal(got[0], want)
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("src_channel", 1), ("src_channel", -1), ("src_page", -1), ("src_page", 1 << 40), ("src_start", -1),
+        ("src_start", 1 << 40), ("dst_channel", 3), ("dst_channel", -1), ("dst_page", -1),
+        ("dst_page", 1 << 40), ("dst_start", 1), ("dst_start", -16), ("dst_start", 1 << 40),
+    ],
+)  # fmt: skip
+def test_pieces_out_of_bounds_are_refused(core, column, value):
+    shape = lay.shape_of()
+    a, b = lay.nhd(shape), lay.tiles(shape, lay.BFP8, channels=3)
+    program, pieces, src, dst = check(a, b)
+    bad = getattr(pieces, column).copy()
+    bad[-1] = value
+    got = [d.copy() for d in dst]
+    with pytest.raises(InvalidArgument, match=rf"pieces\[{len(pieces) - 1}\]\.{column}"):
+        move(core, program, replace(pieces, **{column: bad}), src, got)
+    assert all(np.array_equal(x, y) for x, y in zip(got, dst, strict=True)), "refused means untouched"
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_short_channels_are_refused(core):
+    shape = lay.shape_of()
+    program, pieces, src, dst = check(lay.nhd(shape), lay.tiles(shape), kv=1)
+    with pytest.raises(InvalidArgument, match="src_page"):
+        move(core, program, pieces, [s[:-1] for s in src], [d.copy() for d in dst])
+    with pytest.raises(InvalidArgument, match="dst_page"):
+        move(core, program, pieces, src, [d[:-1] for d in dst])
+    with pytest.raises(InvalidArgument, match="writable"):
+        frozen = [d.copy() for d in dst]
+        for d in frozen:
+            d.flags.writeable = False
+        move(core, program, pieces, src, frozen)
+
+
+def test_threads_change_nothing():
+    shape = lay.shape_of(blocks=16)
+    program, pieces, src, dst = check(lay.nhd(shape), lay.tiles(shape, channels=4), cores=("numpy",))
+    for core in CORES:
+        one, many = [d.copy() for d in dst], [d.copy() for d in dst]
+        move(core, program, pieces, src, one)
+        move(core, program, pieces, src, many, threads=3)
+        assert all(np.array_equal(x, y) for x, y in zip(one, many, strict=True))
