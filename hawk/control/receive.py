@@ -62,7 +62,7 @@ class ReceiveLoop:
         self._on_bad = on_bad
         self._on_wake = on_wake
         self._with_user = with_user
-        self._has_identity = socket.socket_type == zmq.ROUTER
+        self._has_identity = int(socket.getsockopt(zmq.TYPE)) == zmq.ROUTER
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._turn_messages = turn_messages

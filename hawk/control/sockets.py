@@ -8,6 +8,7 @@ that never finish a handshake, and over TCP speaks CURVE unless the configuratio
 from __future__ import annotations
 
 import errno
+import re
 import secrets
 import socket
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from hawk.errors import Busy, ConfigError, ControlError, InvalidArgument, PeerLo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+# Checked here because ZeroMQ takes ports modulo 65536.
+_TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+(%\w+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,8 @@ class Sockets:
         """Whether CURVE is used at this address; raises `ConfigError` if it must be and cannot."""
         if address.startswith("ipc://"):
             return False
-        if not address.startswith("tcp://"):
+        match = _TCP.fullmatch(address)
+        if match is None or int(match["port"]) > 65_535:
             raise ConfigError(
                 "this is no control address",
                 field=field,
