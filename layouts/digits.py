@@ -2,9 +2,9 @@
 
 The value of a term is a mixed-radix number: a list of *factors*, each `(index[axis] // div) % ext` of one
 axis, most significant first.  `/n` and `%n` cut that list at n.  Where the cut falls inside a factor the
-factor is split in two, which is right only if the lower part divides it - or if the factor is the top of its
-axis and the top of the list: then there is nothing above it, and the surplus is padding.  What cannot be
-split so is not a sum of digits of single axes, and is refused.
+factor is split in two, which is right only if the lower part divides it - or if the factor is *open* and the top of the
+list: then nothing is above it, and the surplus is padding.  An axis is open until a `%` closes it.  What cannot
+be split so is not a sum of digits of single axes, and is refused.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ MAX_ELEMENTS = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """`(index[axis] // div) % ext`; `text` is the term it came from, for messages."""
+    """`(index[axis] // div) % ext`, or `index[axis] // div` where `open`; `text` is its term, for messages."""
 
     axis: Axis
     div: int
     ext: int
+    open: bool = False
     text: str = ""
 
     def __str__(self) -> str:
@@ -45,7 +46,9 @@ class Refiner:
 
     def __init__(self, extents: Mapping[Axis, int], params: Mapping[str, int], field: str) -> None:
         self.extents, self.params, self.field = extents, params, field
-        self.names: dict[str, list[Factor]] = {axis: [Factor(axis, 1, extents[axis])] for axis in AXES}
+        self.names: dict[str, list[Factor]] = {
+            axis: [Factor(axis, 1, extents[axis], open=True)] for axis in AXES
+        }
         self.renamed: dict[str, str] = {}
 
     def rename(self, name: str, term: Term, field: str) -> None:
@@ -96,7 +99,11 @@ class Refiner:
         else:
             factors = [f for inner in term.base.terms for f in self.value(inner)]
         for op, operand in term.ops:
-            high, low = self.cut(factors, evaluate(operand, self.params, self.field), term)
+            n = evaluate(operand, self.params, self.field)
+            if op == "%" and n > 1 and not factors:
+                got = f"{term.text!r} at column {term.at}, which takes %{n} of what is always 0"
+                raise LayoutError("this digit is not a digit of one axis", field=self.field, got=got)
+            high, low = self.cut(factors, n, term)
             factors = high if op == "/" else low
         if len(factors) > MAX_FACTORS:
             raise LayoutError(
@@ -112,14 +119,16 @@ class Refiner:
         high, low = list(factors), list[Factor]()
         while n > 1 and high:
             factor = high.pop()
-            if n % factor.ext == 0 and (high or n == factor.ext):
-                low.insert(0, factor)
+            if high and n % factor.ext == 0:
+                low.append(factor)
                 n //= factor.ext
                 continue
-            if factor.ext % n == 0:
-                left = factor.ext // n
-            elif not high and factor.div * factor.ext >= self.extents[factor.axis]:
-                left = -(-factor.ext // n)
+            if factor.open and not high:
+                # Kept even where it has one value only: a `%` behind this cut may widen it.
+                high.append(replace(factor, div=factor.div * n, ext=-(-factor.ext // n)))
+            elif factor.ext % n == 0:
+                if factor.ext > n:
+                    high.append(replace(factor, div=factor.div * n, ext=factor.ext // n))
             else:
                 raise LayoutError(
                     "this digit is not a digit of one axis",
@@ -127,10 +136,9 @@ class Refiner:
                     got=f"{term.text!r} at column {term.at}, which cuts {replace(factor, text='')} at {n}",
                     expected=f"a factor of {factor.ext}",
                 )
-            high.append(replace(factor, div=factor.div * n, ext=left))
-            low.insert(0, replace(factor, ext=n))
+            low.append(replace(factor, ext=n))
             n = 1
-        return high, low
+        return high, [replace(factor, open=False) for factor in reversed(low)]
 
 
 def prove(
