@@ -203,6 +203,8 @@ def _make_venv(env: Environment) -> None:
 
 def _runs(python: Path) -> bool:
     check = "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))"
+    if not python.exists():
+        return False
     try:
         return subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0
     except OSError:
