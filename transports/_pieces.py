@@ -58,42 +58,42 @@ def bases(regions: Sequence[Region]) -> I64:
     return np.asarray([region.address for region in regions], dtype=np.int64)
 
 
-def join(segments: Segments) -> Piece:
-    """All rows as one piece, those that follow each other on both sides joined."""
-    region, local, remote, nbytes = segments.region, segments.local, segments.remote, segments.nbytes
-    total = int(nbytes.sum())
-    joins = remote[:-1] + nbytes[:-1] == remote[1:]
-    joins &= local[:-1] + nbytes[:-1] == local[1:]
-    joins &= region[:-1] == region[1:]
-    if joins.any():
-        first = np.flatnonzero(np.concatenate(([True], ~joins)))
-        region, local, remote = region[first], local[first], remote[first]
-        nbytes = np.add.reduceat(nbytes, first)
-    return Piece(region, local, remote, nbytes, total)
+def cut(segments: Segments | Piece, limit: int, max_rows: int) -> Iterator[Piece]:
+    """Pieces of at most `limit` bytes and `max_rows` rows, in order; a row may be cut in two.
 
-
-def cut(whole: Piece, limit: int, max_rows: int) -> Iterator[Piece]:
-    """Pieces of at most `limit` bytes and `max_rows` rows, in order; a row may be cut in two."""
-    if whole.total <= limit and len(whole.nbytes) <= max_rows:
-        yield whole
-        return
-    ends = np.cumsum(whole.nbytes)
-    rows = len(ends)
+    Columns are views of the segments' own, but for the edges of rows that were cut.
+    """
+    ends = np.cumsum(segments.nbytes)
+    rows, total = len(ends), int(ends[-1])
     done = 0
     row = 0
-    while done < whole.total:
+    while done < total:
         stop = min(done + limit, int(ends[min(row + max_rows, rows) - 1]))
         last = int(ends.searchsorted(stop, "left"))
-        nbytes = whole.nbytes[row : last + 1].copy()
-        local = whole.local[row : last + 1]
-        remote = whole.remote[row : last + 1]
-        nbytes[-1] -= int(ends[last]) - stop
-        skip = done - (int(ends[row]) - int(whole.nbytes[row]))
-        if skip:
+        taken = slice(row, last + 1)
+        nbytes, local, remote = segments.nbytes[taken], segments.local[taken], segments.remote[taken]
+        skip = done - (int(ends[row]) - int(nbytes[0]))
+        spare = int(ends[last]) - stop
+        if skip or spare:
+            nbytes = nbytes.copy()
+            nbytes[-1] -= spare
             nbytes[0] -= skip
+        if skip:
             local, remote = local.copy(), remote.copy()
             local[0] += skip
             remote[0] += skip
-        yield Piece(whole.region[row : last + 1], local, remote, nbytes, stop - done)
+        yield Piece(segments.region[taken], local, remote, nbytes, stop - done)
         done = stop
-        row = last + 1 if int(ends[last]) == stop else last
+        row = last if spare else last + 1
+
+
+def join(piece: Piece) -> Piece:
+    """The same bytes with rows joined that follow each other on both sides."""
+    region, local, remote, nbytes = piece.region, piece.local, piece.remote, piece.nbytes
+    joins = remote[:-1] + nbytes[:-1] == remote[1:]
+    joins &= local[:-1] + nbytes[:-1] == local[1:]
+    joins &= region[:-1] == region[1:]
+    if not joins.any():
+        return piece
+    first = np.flatnonzero(np.concatenate(([True], ~joins)))
+    return Piece(region[first], local[first], remote[first], np.add.reduceat(nbytes, first), piece.total)

@@ -70,7 +70,6 @@ class TcpTransport(Transport):
         """See `Transport.close`."""
         for link in list(self._links):
             await link.close()
-        self._links.clear()
         for grant in self._grants.open_grants():
             await self.revoke(grant)
         server, self._server = self._server, None
@@ -125,7 +124,7 @@ class TcpTransport(Transport):
             raise PeerUnreachable(verdict.reason, transport=self.name)
         link = TcpLink(self.config, endpoint["host"], int(endpoint["port"]), token, self._step)
         await link.open(timeout)
-        self._links = {known for known in self._links if not known.broken}
+        link.on_close = self._links.discard
         self._links.add(link)
         return link
 

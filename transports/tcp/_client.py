@@ -82,6 +82,7 @@ class TcpLane(Lane):
         sock.settimeout(None)
 
     def _carry(self, sock: socket.socket, work: Work, piece: Piece) -> None:
+        piece = _pieces.join(piece)
         offset, length = piece.ranges()
         table = np.empty((len(offset), 2), "<i8")
         table[:, 0] = offset
@@ -116,6 +117,7 @@ class TcpLink(Link):
         self, config: TcpConfig, host: str, port: int, token: bytes, on_step: Callable[[int], None]
     ) -> None:
         self._config = config
+        self.on_close: Callable[[TcpLink], None] = lambda link: None
         self._lanes = Lanes(
             "hawk-tcp-read",
             [TcpLane(config, host, port, token, on_step) for _ in range(config.streams)],
@@ -135,10 +137,9 @@ class TcpLink(Link):
             return
         if len(key) != KEY_BYTES:
             raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
-        whole = _pieces.join(segments)
-        share = -(-whole.total // self._config.streams)
+        share = -(-segments.total // self._config.streams)
         limit = min(max(share, _LEAST_PIECE), self._config.piece)
-        pieces = _pieces.cut(whole, limit, _wire.MAX_RANGES)
+        pieces = _pieces.cut(segments, limit, _wire.MAX_RANGES)
         await self._lanes.carry(Work(key, pieces, bases, regions), timeout)
 
     @property
@@ -149,3 +150,4 @@ class TcpLink(Link):
     async def close(self) -> None:
         """See `Link.close`."""
         await self._lanes.close()
+        self.on_close(self)

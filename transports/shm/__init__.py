@@ -1,0 +1,145 @@
+"""Between processes of one host: one copy, out of the peer's arena, made by the owner of the target.
+
+The server hands a read-only descriptor of its arena to peers of the same user; a reader maps it once per link
+and copies what it is granted.  Before each piece the reader presents its key, and afterwards it says that it
+has left and asks whether the grant stood until then; only then do the bytes count.
+
+What it trusts: processes of the same user.  One that was let in has the whole arena mapped and can read all of
+it, granted or not, and for as long as it likes, which is why this transport cannot fence.  `revoke` says True
+once every reader has left (or died, which closes its connection), and False if one did not within the grace.
+The descriptor is opened read-only, which keeps a correct peer from writing; a hostile process of the same user
+has other ways into ours anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING, ClassVar
+
+from hawk.errors import InvalidArgument, PeerUnreachable
+from hawk.transports import _checks, _machine
+from hawk.transports._grants import GrantTable
+from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
+from hawk.transports.shm import _wire
+from hawk.transports.shm._client import ShmLink
+from hawk.transports.shm._config import ShmConfig
+from hawk.transports.shm._mapping import sealed
+from hawk.transports.shm._server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hawk.memory.region import Region
+
+__all__ = ["ShmConfig", "ShmTransport"]
+
+
+class ShmTransport(Transport):
+    """See the module.
+
+    `on_step(done)`, where set, is called by a copying thread after every chunk, with the bytes of its piece so
+    far.  It may block, which holds the read there; for tests.
+    """
+
+    name: ClassVar[str] = "shm"
+    Config: ClassVar[type[ShmConfig]] = ShmConfig
+
+    def __init__(self, config: ShmConfig | None = None) -> None:
+        self.config = config or ShmConfig()
+        self.capabilities = Capabilities(
+            can_fence=False, same_host=True, max_sge=1 << 18, request_cost=50e-6, bandwidth=8e9
+        )
+        self.on_step: Callable[[int], None] | None = None
+        self._grants = GrantTable()
+        self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
+        self._server: Server | None = None
+        self._links: set[ShmLink] = set()
+
+    @classmethod
+    def probe(cls) -> Viability:
+        """Linux with memfds and /proc."""
+        if sys.platform != "linux" or not hasattr(os, "memfd_create"):
+            return Viability(False, "needs Linux with memfd_create")
+        if not os.path.isdir("/proc/self/fd"):
+            return Viability(False, "needs /proc, to open the arena read-only for peers")
+        return Viability(True)
+
+    async def start(self) -> None:
+        """Listens on a Unix socket.  Raises `TransportError` naming the path."""
+        if self._server is None:
+            server = Server(self.config, self._grants, self._token)
+            server.start()
+            self._server = server
+
+    async def close(self) -> None:
+        """See `Transport.close`; a peer that is still reading finds its read failed."""
+        for link in list(self._links):
+            await link.close()
+        for grant in self._grants.open_grants():
+            await self._grants.revoke(grant, None, 0.0)
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """The socket's path, the token that admits a connection, and which machine and user that is."""
+        return {
+            "path": self._server.path if self._server is not None else "",
+            "token": self._token.hex(),
+            "boot": _machine.boot_id(),
+            "mounts": _machine.mounts(),
+            "uid": str(os.geteuid()),
+        }
+
+    def serve(self, region: Region) -> None:
+        """See `Transport.serve`; raises `InvalidArgument` unless the region is a sealed memfd's."""
+        if region.fd < 0 or not sealed(region.fd):
+            raise InvalidArgument(
+                "only shared memory can be served",
+                field="region.fd",
+                got=f"{region.name}, descriptor {region.fd}",
+                expected="a memfd that is sealed against shrinking",
+            )
+        self._grants.serve(region)
+
+    def grant(self, offset: int, nbytes: int) -> Grant:
+        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
+        return self._grants.grant(offset, nbytes)
+
+    async def revoke(self, grant: Grant) -> bool:
+        """See `Transport.revoke`: False if a reader was still inside after `grace` seconds; ask again later."""
+        return await self._grants.revoke(grant, None, self.config.grace)
+
+    def reachable(self, endpoint: Mapping[str, str]) -> Viability:
+        """Refuses another host, another user, and a socket that we cannot see."""
+        path = endpoint.get("path", "")
+        if not path or _checks.token_of(endpoint.get("token", "")) is None:
+            return Viability(False, "the peer does not listen: its endpoint has no path or no token")
+        if endpoint.get("boot") != _machine.boot_id():
+            return Viability(False, "the peer runs on another host")
+        if endpoint.get("uid") != str(os.geteuid()):
+            return Viability(False, f"the peer runs as user {endpoint.get('uid')}, we as {os.geteuid()}")
+        if endpoint.get("mounts") != _machine.mounts() and not os.path.exists(path):
+            return Viability(
+                False, f"the peer runs in another container; share {os.path.dirname(path)} with this one"
+            )
+        return Viability(True)
+
+    async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
+        """See `Transport.connect`."""
+        verdict = self.reachable(endpoint)
+        token = _checks.token_of(endpoint.get("token", ""))
+        if not verdict.ok or token is None:
+            raise PeerUnreachable(verdict.reason, transport=self.name)
+        link = ShmLink(self.config, endpoint["path"], token, self._step)
+        await link.open(timeout)
+        link.on_close = self._links.discard
+        self._links.add(link)
+        return link
+
+    def _step(self, done: int) -> None:
+        if self.on_step is not None:
+            self.on_step(done)

@@ -1,0 +1,182 @@
+"""The reading side of shm: a link that maps the peer's arena once and copies out of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hawk.errors import AccessDenied, PeerUnreachable
+from hawk.transports import _copy, _pieces
+from hawk.transports._grants import KEY_BYTES
+from hawk.transports._lanes import Lane, Lanes, Work
+from hawk.transports.base import Link
+from hawk.transports.shm import _wire
+from hawk.transports.shm._mapping import Mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hawk.memory.region import Region, Segments
+    from hawk.transports._pieces import Piece
+    from hawk.transports.shm._config import ShmConfig
+
+_MAX_ROWS = 1 << 18
+"""Rows in one piece: bounds how long its tables take to lay out."""
+
+
+class _Shared:
+    """The mapping that all lanes of a link use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mapping: Mapping | None = None
+
+    def take(self, fd: int, offset: int, nbytes: int) -> Mapping:
+        """Maps the descriptor unless it is mapped already.  Raises `OSError`."""
+        info = os.fstat(fd)
+        with self._lock:
+            known = self._mapping
+            if known is None:
+                self._mapping = known = Mapping(fd, offset, nbytes)
+            elif known.identity != (info.st_dev, info.st_ino, offset, nbytes):
+                raise OSError("the peer serves another arena than when this link was made")
+            return known
+
+    def close(self) -> None:
+        with self._lock:
+            if self._mapping is not None:
+                self._mapping.close()
+                self._mapping = None
+
+
+class ShmLane(Lane):
+    """One connection to the server and the thread that copies."""
+
+    def __init__(
+        self, config: ShmConfig, path: str, token: bytes, shared: _Shared, on_step: Callable[[int], None]
+    ) -> None:
+        super().__init__(path, config.connect_timeout)
+        self._config = config
+        self._token = token
+        self._shared = shared
+        self._mapping: Mapping | None = None
+        self._on_step = on_step
+
+    def _connect(self, deadline: float) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._adopt(sock)
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.connect(self.peer)
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.sendall(_wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.VERSION, self._token))
+        message, fds, _, _ = socket.recv_fds(sock, _wire.LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+        try:
+            if len(message) != _wire.MAPPING.size:
+                raise PeerUnreachable("whoever listens there turned us away", peer=self.peer)
+            status, offset, nbytes = _wire.MAPPING.unpack(message)
+            if status == _wire.FULL:
+                raise PeerUnreachable(
+                    "the peer serves as many connections as it may",
+                    peer=self.peer,
+                    hint="Raise shm.max_connections there",
+                )
+            if status != _wire.OK or len(fds) != 1:
+                raise PeerUnreachable("the peer serves no arena", peer=self.peer)
+            self._mapping = self._shared.take(fds[0], offset, nbytes)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        sock.settimeout(None)
+
+    def _ask(self, sock: socket.socket, op: int, low: int, high: int, key: bytes) -> bool:
+        sock.sendall(_wire.REQUEST.pack(op, low, high, key))
+        answer = sock.recv(_wire.LARGEST)
+        if len(answer) != _wire.VERDICT.size:
+            raise ConnectionResetError("the peer ended before it answered")
+        return bool(_wire.VERDICT.unpack(answer)[0] == _wire.OK)
+
+    def _carry(self, sock: socket.socket, work: Work, piece: Piece) -> None:
+        mapping, low, high = self._mapping, piece.low, piece.high
+        assert mapping is not None
+        if high > mapping.nbytes or not self._ask(sock, _wire.ENTER, low, high, work.key):
+            raise AccessDenied(
+                "the key is unknown, revoked, or does not cover the range",
+                got=f"remote bytes {low}..{high}",
+                peer=self.peer,
+            )
+        # From here until we have left, the connection must stand: its end tells the server that we are out.
+        with self._guard:
+            if self._interrupted:
+                raise ConnectionAbortedError("stopped")
+            self._hands_off = True
+        try:
+            self._copy(work, piece, mapping)
+        finally:
+            with self._guard:
+                self._hands_off = False
+                interrupted = self._interrupted
+        if interrupted:
+            raise ConnectionAbortedError("stopped")
+        if not self._ask(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES)):
+            raise AccessDenied("the key was revoked during the read", peer=self.peer)
+
+    def _copy(self, work: Work, piece: Piece, mapping: Mapping) -> None:
+        copy = _copy.best()
+        done = 0
+        for step in _pieces.cut(piece, self._config.chunk, _MAX_ROWS):
+            if self._interrupted:
+                return
+            rows = _pieces.join(step)
+            copy(work.bases, rows.region, rows.local, mapping.address, rows.remote, rows.nbytes)
+            done += step.total
+            self._on_step(done)
+
+
+class ShmLink(Link):
+    """Reads from one peer on this machine."""
+
+    def __init__(self, config: ShmConfig, path: str, token: bytes, on_step: Callable[[int], None]) -> None:
+        self._config = config
+        self.on_close: Callable[[ShmLink], None] = lambda link: None
+        self._shared = _Shared()
+        self._lanes = Lanes(
+            "hawk-shm-read",
+            [ShmLane(config, path, token, self._shared, on_step) for _ in range(config.threads)],
+        )
+
+    async def open(self, timeout: float) -> None:
+        """Connects and maps the arena."""
+        try:
+            await self._lanes.start(timeout)
+        except BaseException:
+            self._shared.close()
+            raise
+
+    async def read(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
+    ) -> None:
+        """See `Link.read`."""
+        segments.check(regions)
+        bases = _pieces.bases(regions)
+        if len(segments) == 0:
+            return
+        if len(key) != KEY_BYTES:
+            raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
+        share = -(-segments.total // self._config.threads)
+        limit = min(max(share, self._config.chunk), self._config.piece)
+        pieces = _pieces.cut(segments, limit, _MAX_ROWS)
+        await self._lanes.carry(Work(key, pieces, bases, regions), timeout)
+
+    @property
+    def broken(self) -> bool:
+        """See `Link.broken`."""
+        return self._lanes.broken
+
+    async def close(self) -> None:
+        """See `Link.close`."""
+        await self._lanes.close()
+        self._shared.close()
+        self.on_close(self)
