@@ -1,0 +1,369 @@
+"""The agent: it makes the parts, connects them, and takes them down in the reverse order.  It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hawk._version import __version__
+from hawk.agent.service import Service
+from hawk.control.beat import Beat
+from hawk.control.discovery import StaticPeers
+from hawk.control.frames import generation
+from hawk.control.keys import load_pair, load_peers
+from hawk.control.messages import Hello, PoolStatus, Status, Welcome
+from hawk.control.sidecar import Sidecar, sidecar_path
+from hawk.control.sockets import Sockets
+from hawk.errors import ConfigError, InvalidArgument, NotViable
+from hawk.jobs.caches import CacheBook
+from hawk.jobs.fetch import FetchContext
+from hawk.jobs.offers import OfferBook
+from hawk.jobs.peers import Links, Peers
+from hawk.jobs.planner import Planner
+from hawk.jobs.quarantine import Quarantine
+from hawk.jobs.serve import ServeContext
+from hawk.jobs.serving import Serving
+from hawk.memory import registry as memories
+from hawk.memory.arena import Arena
+from hawk.observe.http import ObserveServer
+from hawk.observe.log import get as get_log
+from hawk.observe.metrics import Metrics, watch_loop
+from hawk.retile.cpu import Retiler
+from hawk.transports import registry as transports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from hawk.config import Config, Sources
+    from hawk.memory.base import Memory
+    from hawk.transports.base import Transport
+
+log = get_log("hawk.agent")
+
+SOFTWARE = f"hawk/{__version__}"
+
+
+class Agent:
+    """One node's agent.  `async with Agent(config) as agent:` runs it inside the current event loop.
+
+    embedded    true where the agent lives in the process of its clients, which may then register memory by address
+    """
+
+    def __init__(self, config: Config, *, embedded: bool = True) -> None:
+        self.config = config
+        self.embedded = embedded
+        self.pid = os.getpid()
+        self.generation = generation()
+        self.metrics = Metrics()
+        self.caches = CacheBook()
+        self.memories: dict[str, Memory] = {}
+        self.transports: dict[str, Transport] = {}
+        self.draining = False
+        self.fetching = 0
+        self.endings: Counter[str] = Counter()
+        self._fetches_done = asyncio.Event()
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Agent:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- making ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Makes every part; if one cannot be made, those before it are closed again and its error is raised."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> None:
+        config, stack = self.config, self._stack
+        keys = load_pair(config.security.key_file) if config.security.key_file else None
+        known = load_peers(config.security.peers_file) if config.security.peers_file else {}
+        self.sockets = Sockets(keys=keys, insecure=config.agent.insecure)
+        stack.callback(self.sockets.close)
+        secure = keys is not None and config.agent.control.startswith("tcp://")
+        if secure:
+            self.sockets.authorise(known)
+        # Sockets first: an address in use should show before gigabytes are touched.
+        control = self.sockets.router(config.agent.control, field="agent.control")
+        self.control_address = control.address
+        self.service = Service(self)
+        self.offers = OfferBook(config.jobs.max_offers, self.service.offer_ended)
+        self._sidecar = Sidecar(
+            sidecar_path(config.agent.local), on_session=self.service.opened, on_closed=self.service.closed
+        )
+        loop = asyncio.get_running_loop()
+        self.arena: Arena = await loop.run_in_executor(None, lambda: Arena(config.arena.size, name="arena"))
+        stack.callback(self.arena.close)
+        for name, entry in config.memory.items():
+            memory = await loop.run_in_executor(
+                None, lambda k=entry.kind, n=name, o=entry.options: memories.create(k, n, o)
+            )
+            self.memories[name] = memory
+            stack.callback(memory.close)
+            self._watch(name, memory)
+        self.metrics.watch_pool("arena", self._arena_states)
+        await self._start_transports()
+        retiler = Retiler(config.retile.threads or len(os.sched_getaffinity(0)))
+        stack.callback(retiler.close)
+        self._planner = Planner()
+        stack.callback(self._planner.close)
+        self._quarantine = Quarantine(self.arena)
+        stack.push_async_callback(self._quarantine.close)
+        self._start_jobs(control, known, secure, retiler)
+        await self._start_observing()
+        self._sidecar.start()
+        stack.callback(self._sidecar.close)
+        self.service.start()
+        stack.push_async_callback(self.service.close)
+        log.info(
+            "agent up",
+            name=config.agent.name,
+            role=config.agent.role,
+            control=self.control_address,
+            local=config.agent.local,
+            transports=list(self.transports),
+            memories=list(self.memories),
+        )
+
+    def _watch(self, name: str, memory: Memory) -> None:
+        def states() -> dict[str, int]:
+            free = sum(memory.free_bytes())
+            return {"free": free, "owned": memory.channels * memory.channel_bytes - free}
+
+        self.metrics.watch_pool(name, states)
+
+    def _arena_states(self) -> dict[str, int]:
+        allocator = self.arena.allocator
+        free, kept = allocator.free_bytes, allocator.quarantined_bytes
+        return {"free": free, "quarantined": kept, "owned": self.arena.region.nbytes - free - kept}
+
+    async def _start_transports(self) -> None:
+        why: dict[str, str] = {}
+        for name in self.config.transport.prefer:
+            try:
+                made = transports.make(name, self.config.transport.options.get(name))
+            except NotViable as error:
+                why[name] = str(error)
+                log.warning("transport not viable", transport=name, reason=str(error))
+                continue
+            await made.start()
+            self._stack.push_async_callback(made.close)
+            made.serve(self.arena.region)
+            self.transports[name] = made
+        if not self.transports:
+            raise NotViable(
+                "none of the transports can be used here",
+                field="transport.prefer",
+                got=", ".join(f"{name}: {reason}" for name, reason in why.items()),
+            )
+
+    def _start_jobs(self, control: object, known: dict[str, str], secure: bool, retiler: Retiler) -> None:
+        config = self.config
+        # Silence shorter than a lease costs nobody a job; a broken connection is noticed at once all the same.
+        beat = Beat(interval=min(1.0, config.jobs.lease / 4), timeout=config.jobs.lease)
+        self.serving = Serving(
+            control,  # type: ignore[arg-type]
+            self.sockets.zap,
+            ServeContext(
+                arena=self.arena,
+                retiler=retiler,
+                planner=self._planner,
+                transports=self.transports,
+                offers=self.offers,
+                caches=self.caches,
+                quarantine=self._quarantine,
+                metrics=self.metrics,
+                lease=config.jobs.lease,
+                chunk=config.jobs.chunk,
+            ),
+            self._welcome,
+            beat=beat,
+            generation=self.generation,
+            max_jobs=config.jobs.max_jobs,
+        )
+        self.serving.start()
+        self._stack.push_async_callback(self.serving.close)
+        self.peers = Peers(
+            self.sockets,
+            StaticPeers(config.peers),
+            known,
+            self._hello,
+            beat=beat,
+            generation=self.generation,
+            secure=self.sockets.keys is not None,
+        )
+        self._stack.callback(self.peers.close)
+        links = Links(self.transports)
+        self._stack.push_async_callback(links.close)
+        self.fetch_context = FetchContext(
+            peers=self.peers,
+            links=links,
+            transports=self.transports,
+            prefer=tuple(self.transports),
+            on_failure=config.transport.on_failure,
+            caches=self.caches,
+            planner=self._planner,
+            metrics=self.metrics,
+            chunk=config.jobs.chunk,
+            credit=config.jobs.in_flight_per_peer,
+            staging=config.staging.size,
+            mode=config.transport.mode,
+        )
+
+    async def _start_observing(self) -> None:
+        watch = asyncio.get_running_loop().create_task(watch_loop(self.metrics))
+
+        async def stop() -> None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+        self._stack.push_async_callback(stop)
+        if self.config.agent.observe:
+            server = ObserveServer(self.config.agent.observe, self.metrics, self.not_ready)
+            await server.start()
+            self._stack.push_async_callback(server.close)
+
+    # -- what the parts ask of it ------------------------------------------------------------------------
+
+    @property
+    def advertised_address(self) -> str:
+        """Where peers reach this agent, for tickets; empty where only their own config can know."""
+        everywhere = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
+        return "" if self.control_address.startswith(everywhere) else self.control_address
+
+    def _endpoints(self) -> dict[str, dict[str, str]]:
+        return {name: transport.endpoint for name, transport in self.transports.items()}
+
+    def _hello(self) -> Hello:
+        return Hello(self.config.agent.name, self.config.agent.role, SOFTWARE, self._endpoints())
+
+    def _welcome(self) -> Welcome:
+        return Welcome(self.config.agent.name, self.config.agent.role, SOFTWARE, self._endpoints())
+
+    def memory(self, name: str) -> Memory:
+        """The memory of that name; raises `InvalidArgument` naming those there are."""
+        try:
+            return self.memories[name]
+        except KeyError:
+            known = ", ".join(self.memories) or "none: the config has no [memory.NAME]"
+            raise InvalidArgument("no such memory", field="memory", got=name, expected=known) from None
+
+    def not_ready(self) -> str | None:
+        """Why the agent takes no new jobs just now, or None if it does."""
+        if self.draining:
+            return "draining"
+        if self.arena.allocator.free_bytes == 0:
+            return "the arena is full"
+        return None
+
+    def fetch_done(self, ending: str) -> None:
+        """A fetch has ended."""
+        self.endings[ending] += 1
+        if self.fetching == 0:
+            self._fetches_done.set()
+
+    def status(self, call: int) -> Status:
+        """Pools and counts, for `hawk status` and for tests that count what is left."""
+        allocator = self.arena.allocator
+        free, kept, total = allocator.free_bytes, allocator.quarantined_bytes, self.arena.region.nbytes
+        pools = [PoolStatus("arena", total, free, total - free - kept, kept)]
+        for name, memory in self.memories.items():
+            whole, spare = memory.channels * memory.channel_bytes, sum(memory.free_bytes())
+            pools.append(PoolStatus(name, whole, spare, whole - spare, 0))
+        entries = self.caches.entries()
+        return Status(
+            id=call,
+            name=self.config.agent.name,
+            role=self.config.agent.role,
+            control=self.control_address,
+            peers=self.peers.states(),
+            pools=pools,
+            offers=len(self.offers),
+            serving=self.serving.jobs,
+            fetching=self.fetching,
+            caches=len(entries),
+            blocks_owned=sum(len(e.owners) for e in entries),
+            blocks_quarantined=sum(len(e.quarantined) for e in entries),
+            endings=dict(self.endings),
+            transports={
+                name: ", ".join(f"{k}={v}" for k, v in t.endpoint.items())
+                for name, t in self.transports.items()
+            },
+        )
+
+    # -- ending ------------------------------------------------------------------------------------------
+
+    async def drain(self, timeout: float) -> bool:
+        """Takes no new jobs and waits until the running ones have ended; False if `timeout` seconds were not enough."""
+        self.draining = self.serving.draining = True
+        log.info("draining", serving=self.serving.jobs, fetching=self.fetching, offers=len(self.offers))
+        try:
+            async with asyncio.timeout(timeout):
+                while self.fetching:
+                    self._fetches_done.clear()
+                    await self._fetches_done.wait()
+                await self.serving.idle()
+        except TimeoutError:
+            log.warning("jobs cut off", serving=self.serving.jobs, fetching=self.fetching)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends every job (those still running fail, named) and closes every part.  Safe to call twice."""
+        self.draining = True
+        await self._stack.aclose()
+
+
+def check_config(config: Config) -> None:
+    """Raises `ConfigError` for what a running agent cannot do without."""
+    if not config.agent.local:
+        raise ConfigError("a local socket is needed", field="agent.local", expected='"ipc://PATH"')
+
+
+async def run(
+    config: Config, sources: Sources | None = None, *, on_up: Callable[[Agent], None] | None = None
+) -> int:
+    """Runs an agent until SIGTERM or SIGINT, then drains it; returns the exit status."""
+    import signal
+
+    del sources
+    check_config(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    agent = Agent(config, embedded=False)
+    await agent.start()
+    try:
+        if on_up is not None:
+            on_up(agent)
+        await stop.wait()
+        # A second signal ends the wait for jobs that do not end.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, stop.set)
+        stop.clear()
+        hurry = loop.create_task(stop.wait())
+        drain = loop.create_task(agent.drain(config.agent.drain))
+        await asyncio.wait({hurry, drain}, return_when=asyncio.FIRST_COMPLETED)
+        done = drain.done() and drain.result()
+        for task in (hurry, drain):
+            task.cancel()
+        await asyncio.gather(hurry, drain, return_exceptions=True)
+    finally:
+        await agent.close()
+    log.info("agent down", drained=done)
+    return 0

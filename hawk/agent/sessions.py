@@ -1,0 +1,230 @@
+"""Local clients: one session each, alive as long as the descriptor socket of its process is open."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.control.messages import Allocated, BufferRef, CacheDescr
+from hawk.errors import InvalidArgument, RegistrationFailed
+from hawk.jobs.caches import CacheEntry, compile_descr
+from hawk.memory import shared
+from hawk.memory.region import Region
+from hawk.plan.types import Placement
+
+if TYPE_CHECKING:
+    from hawk.control.descriptors import DescriptorLink
+    from hawk.jobs.fetch import FetchJob
+    from hawk.layouts import CompiledLayout
+    from hawk.memory.base import Memory
+
+FD_TIMEOUT = 10.0
+"""Seconds within which descriptors that a message names must have come through the sidecar."""
+
+HERE = bytes(16)
+"""The tag that says: not a descriptor, but an address in this very process."""
+
+WAYS = (
+    "A separate agent reaches memory that was allocated with hawk.alloc or KVCache.alloc (a shared memfd); an agent "
+    "embedded in the owner's process reaches any of its host memory"
+)
+
+
+@dataclass(eq=False)
+class Session:
+    """One attached client.
+
+    identity      its control connection; empty until it has attached
+    offers        requests it has offered
+    fetches       its running fetches by job id, with their tasks
+    """
+
+    token: bytes
+    connection: DescriptorLink
+    identity: bytes = b""
+    pid: int = 0
+    offers: set[str] = field(default_factory=set)
+    fetches: dict[str, tuple[FetchJob, asyncio.Task[None]]] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    closed: bool = False
+
+
+async def map_registered(
+    session: Session, descr: CacheDescr, refs: list[BufferRef], here: bool
+) -> CacheEntry:
+    """A cache in the client's memory, mapped into this process.
+
+    Raises `RegistrationFailed` naming the buffer and the ways that would work, `LayoutError` or `InvalidArgument`
+    for a description that cannot be right; whatever was mapped before the fault is unmapped again.
+    """
+    layout = compile_descr(descr)
+    _check_refs(layout, refs)
+    mapped: dict[bytes, shared.SharedBuffer] = {}
+    try:
+        for ref in refs:
+            if ref.tag != HERE and ref.tag not in mapped:
+                fd = await session.connection.receive_fd(ref.tag, FD_TIMEOUT)
+                mapped[ref.tag] = shared.map_fd(fd, ref.total, name="client memory")
+        regions, index, offsets = _regions(refs, mapped, here)
+    except BaseException:
+        for buffer in mapped.values():
+            buffer.close()
+        raise
+
+    def close() -> None:
+        for buffer in mapped.values():
+            buffer.close()
+
+    return CacheEntry(
+        descr=descr,
+        layout=layout,
+        placement=Placement(
+            region=np.asarray(index, dtype=np.int32).reshape(-1, 1),
+            offset=np.asarray(offsets, dtype=np.int64).reshape(-1, 1),
+        ),
+        regions=regions,
+        session=session.token,
+        on_close=close,
+    )
+
+
+def _check_refs(layout: CompiledLayout, refs: list[BufferRef]) -> None:
+    if layout.channels != 1:
+        raise RegistrationFailed(
+            "a cache in a client's memory has one channel",
+            field="cache.channels",
+            got=layout.channels,
+            hint="Use Client.allocate for a cache in the memory of a device",
+        )
+    if len(refs) != layout.buffer_count:
+        raise InvalidArgument(
+            "one buffer for each base address of the layout",
+            field="buffers",
+            got=len(refs),
+            expected=layout.buffer_count,
+        )
+    for i, ref in enumerate(refs):
+        if ref.nbytes < layout.channel_bytes:
+            raise RegistrationFailed(
+                "the buffer is smaller than the cache needs",
+                field=f"buffers[{i}]",
+                got=f"{ref.nbytes} bytes",
+                expected=f"{layout.channel_bytes} bytes",
+            )
+        if ref.tag != HERE and ref.offset + ref.nbytes > ref.total:
+            raise RegistrationFailed(
+                "the buffer reaches past its shared memory",
+                field=f"buffers[{i}]",
+                got=f"bytes {ref.offset}..{ref.offset + ref.nbytes}",
+                expected=f"within {ref.total} bytes",
+            )
+
+
+def _regions(
+    refs: list[BufferRef], mapped: dict[bytes, shared.SharedBuffer], here: bool
+) -> tuple[tuple[Region, ...], list[int], list[int]]:
+    """One region per shared memory, or per buffer where the owner is this process; where each buffer is in them."""
+    regions: list[Region] = []
+    number: dict[bytes, int] = {}
+    index, offsets = [], []
+    for i, ref in enumerate(refs):
+        if ref.tag != HERE:
+            if ref.tag not in number:
+                number[ref.tag] = len(regions)
+                regions.append(mapped[ref.tag].region(f"client/{len(regions)}"))
+            index.append(number[ref.tag])
+            offsets.append(ref.offset)
+            continue
+        if not here:
+            raise RegistrationFailed(
+                "the memory belongs to another process",
+                field=f"buffers[{i}]",
+                got="a plain address",
+                hint=WAYS,
+            )
+        raw = (ctypes.c_uint8 * ref.nbytes).from_address(ref.offset)
+        regions.append(Region(name=f"client/{i}", array=np.frombuffer(raw, dtype=np.uint8)))
+        index.append(len(regions) - 1)
+        offsets.append(0)
+    return tuple(regions), index, offsets
+
+
+def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> CacheEntry:
+    """A cache in one of the agent's memories: each buffer at one offset in every channel, all or none.
+
+    Raises `OutOfMemory` naming the channel, or `LayoutError`.
+    """
+    bound = CacheDescr(
+        **{
+            **{name: getattr(descr, name) for name in descr.__struct_fields__},
+            "channels": descr.channels or (memory.channels if memory.channels > 1 else 0),
+            "align": descr.align or memory.alignment,
+        }
+    )
+    layout = compile_descr(bound)
+    if layout.channels != memory.channels:
+        raise InvalidArgument(
+            "the layout deals pages to another number of channels than the memory has",
+            field="cache.channels",
+            got=layout.channels,
+            expected=memory.channels,
+            memory=memory.name,
+        )
+    if layout.page_stride % memory.alignment and layout.channels > 1:
+        raise InvalidArgument(
+            "the memory aligns pages to more bytes than the cache's description says",
+            field="cache.align",
+            got=bound.align,
+            expected=f"a multiple of {memory.alignment}",
+        )
+    owner = f"cache/{secrets.token_hex(8)}"
+    taken = []
+    try:
+        for _ in range(layout.buffer_count):
+            taken.append(memory.allocate(layout.channel_bytes, owner))
+    except BaseException:
+        for allocation in taken:
+            memory.free(allocation)
+        raise
+
+    def close() -> None:
+        for allocation in taken:
+            memory.free(allocation)
+
+    channels = layout.channels
+    return CacheEntry(
+        descr=bound,
+        layout=layout,
+        placement=Placement(
+            region=np.tile(np.arange(channels, dtype=np.int32), (layout.buffer_count, 1)),
+            offset=np.repeat(
+                np.asarray([a.offset for a in taken], dtype=np.int64)[:, None], channels, axis=1
+            ),
+        ),
+        regions=tuple(memory.regions),
+        session=session.token,
+        memory=memory,
+        on_close=close,
+    )
+
+
+async def hand_over(session: Session, call: int, entry: CacheEntry) -> Allocated:
+    """Sends the channels of an allocated cache to its client, and says where the buffers are in them."""
+    tags = []
+    for region in entry.regions:
+        tag = secrets.token_bytes(16)
+        await session.connection.send_fd(tag, region.fd)
+        tags.append(tag)
+    return Allocated(
+        id=call,
+        cache=entry.id,
+        descr=entry.descr,
+        offsets=[int(row[0]) for row in entry.placement.offset],
+        region_bytes=entry.regions[0].nbytes,
+        tags=tags,
+    )

@@ -1,0 +1,240 @@
+"""Caches as a client describes them: a shape and a layout, and, for memory of the client's own, the arrays.
+
+`CacheSpec` says what a cache is; `KVCache` adds where its bytes are in this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hawk.control.messages import CacheDescr
+from hawk.errors import InvalidArgument, LayoutError
+from hawk.layouts import CacheShape, Layout, load
+from hawk.memory import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from hawk.layouts import CompiledLayout
+
+    U8 = NDArray[np.uint8]
+
+_ALIGN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """A KV cache of one worker: `layers` x K and V x `blocks` of `block_size` tokens x `heads` x `dim`.
+
+    layout     name of a shipped layout (`"vllm/nhd"`), path of a layout file, or a `Layout`
+    codec      how elements are stored; the layout's default if None
+    channels   memory channels for interleaved layouts; the memory's own if None
+    params     parameters of the layout, such as the rotary dimension
+    """
+
+    layers: int
+    heads: int
+    dim: int
+    block_size: int
+    blocks: int
+    layout: str | Layout = "vllm/nhd"
+    codec: str | None = None
+    kvs: int = 2
+    channels: int | None = None
+    align: int | None = None
+    params: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> CacheShape:
+        """The index box."""
+        return CacheShape(
+            layers=self.layers,
+            heads=self.heads,
+            dim=self.dim,
+            block_size=self.block_size,
+            blocks=self.blocks,
+            kvs=self.kvs,
+        )
+
+    def resolve(self) -> Layout:
+        """The layout, loaded; raises `LayoutError`."""
+        return self.layout if isinstance(self.layout, Layout) else load(self.layout)
+
+    def compile(self) -> CompiledLayout:
+        """The layout bound to this shape; raises `LayoutError`."""
+        return self.resolve().compile(
+            self.shape, codec=self.codec, channels=self.channels, align=self.align, params=dict(self.params)
+        )
+
+    def descr(self) -> CacheDescr:
+        """The description that travels."""
+        layout = self.resolve()
+        return CacheDescr(
+            layout=layout.text,
+            codec=self.codec or layout.codec,
+            layers=self.layers,
+            heads=self.heads,
+            dim=self.dim,
+            block_size=self.block_size,
+            blocks=self.blocks,
+            kvs=self.kvs,
+            channels=self.channels or 0,
+            align=self.align or 0,
+            params=dict(self.params),
+        )
+
+    def replace(self, **changes: Any) -> CacheSpec:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(eq=False)
+class KVCache:
+    """A cache in this process' memory: `buffers[i]` holds the bytes of the layout's buffer i.
+
+    Make one with `KVCache.alloc` (shared memory that a separate agent can map), `KVCache.from_numpy` or
+    `KVCache.from_torch` (arrays you have; a separate agent can map them only where they lie in memory from
+    `hawk.alloc`).
+    """
+
+    spec: CacheSpec
+    buffers: list[U8]
+    _owned: shared.SharedBuffer | None = None
+
+    def __post_init__(self) -> None:
+        compiled = self.spec.compile()
+        if compiled.channels != 1:
+            raise LayoutError(
+                "a cache in host memory has one channel",
+                field="channels",
+                got=compiled.channels,
+                hint="Use Client.allocate for a cache in the memory of a device",
+            )
+        if len(self.buffers) != compiled.buffer_count:
+            raise InvalidArgument(
+                f"the layout {compiled.name} keeps {' x '.join(compiled.buffers) or 'all'} in separate buffers",
+                field="buffers",
+                got=len(self.buffers),
+                expected=compiled.buffer_count,
+            )
+        for i, buffer in enumerate(self.buffers):
+            if buffer.nbytes != compiled.channel_bytes:
+                raise InvalidArgument(
+                    "the buffer's size does not match the spec",
+                    field=f"buffers[{i}]",
+                    got=f"{buffer.nbytes} bytes",
+                    expected=f"{compiled.channel_bytes} bytes",
+                )
+
+    @classmethod
+    def alloc(cls, spec: CacheSpec) -> KVCache:
+        """A zeroed cache in fresh shared memory; raises `OutOfMemory`."""
+        compiled = spec.compile()
+        step = -(-compiled.channel_bytes // _ALIGN) * _ALIGN
+        owned = shared.alloc(step * compiled.buffer_count, name="hawk-cache")
+        buffers = [
+            owned.array[i * step : i * step + compiled.channel_bytes] for i in range(compiled.buffer_count)
+        ]
+        return cls(spec, buffers, owned)
+
+    @classmethod
+    def from_numpy(cls, arrays: Sequence[NDArray[Any]], spec: CacheSpec) -> KVCache:
+        """Over arrays that exist, one per buffer of the layout, C-contiguous, of any dtype."""
+        buffers: list[U8] = []
+        for i, array in enumerate(arrays):
+            if not array.flags.c_contiguous:
+                raise InvalidArgument(
+                    "a buffer must be C-contiguous", field=f"arrays[{i}]", got=f"strides {array.strides}"
+                )
+            buffers.append(array.reshape(-1).view(np.uint8))
+        return cls(spec, buffers)
+
+    @classmethod
+    def from_torch(
+        cls, tensors: Sequence[Any], *, layout: str | Layout = "vllm/nhd", spec: CacheSpec | None = None
+    ) -> KVCache:
+        """Over CPU tensors that exist, one per buffer of the layout, without a copy.
+
+        Without `spec` the shape is read from the tensors: their axes must be those of the layout's order, so for
+        `vllm/nhd` each layer's tensor is `[kv, block, slot, head, dim]`.  The codec follows from the dtype.
+        """
+        if not tensors:
+            raise InvalidArgument(
+                "no tensor was given", field="tensors", expected="one per buffer of the layout"
+            )
+        for i, tensor in enumerate(tensors):
+            if tensor.device.type != "cpu":
+                raise InvalidArgument(
+                    "only CPU tensors can be mapped here",
+                    field=f"tensors[{i}]",
+                    got=f"a tensor on {tensor.device}",
+                )
+            if not tensor.is_contiguous():
+                raise InvalidArgument(
+                    "a buffer must be contiguous", field=f"tensors[{i}]", got=tensor.stride()
+                )
+        if spec is None:
+            spec = _spec_from_torch(tensors, layout)
+        buffers = [_torch_bytes(t) for t in tensors]
+        return cls(spec, buffers)
+
+    def array(self, layer: int, kv: int = 0) -> U8:
+        """The bytes of the buffer that holds this layer and kv, `uint8[n]`."""
+        return self.buffers[self.spec.compile().buffer(layer, kv)]
+
+    def close(self) -> None:
+        """Lets go of memory that `alloc` made.  Call it after the cache was released by its client."""
+        self.buffers = []
+        if self._owned is not None:
+            self._owned.close()
+            self._owned = None
+
+
+_TORCH_CODECS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+
+def _torch_bytes(tensor: Any) -> U8:
+    import torch
+
+    flat: U8 = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
+def _spec_from_torch(tensors: Sequence[Any], layout: str | Layout) -> CacheSpec:
+    loaded = layout if isinstance(layout, Layout) else load(layout)
+    codec = _TORCH_CODECS.get(str(tensors[0].dtype))
+    if codec is None:
+        raise InvalidArgument(
+            "no codec for this dtype",
+            field="tensors[0].dtype",
+            got=tensors[0].dtype,
+            expected=list(_TORCH_CODECS),
+        )
+    names = loaded.plain_axes()
+    if names is None or len(names) != tensors[0].dim():
+        raise InvalidArgument(
+            "the shape cannot be read from the tensors",
+            field="tensors[0].shape",
+            got=tuple(tensors[0].shape),
+            expected=f"[{', '.join(names)}]" if names else "a layout whose order is plain axes",
+            hint="Give spec=CacheSpec(...) instead",
+        )
+    extents: dict[str, int] = dict(zip(names, (int(n) for n in tensors[0].shape), strict=True))
+    kvs = extents.get("kv", 2 if "kv" in loaded.buffers else 1)
+    layers = extents.get("layer", len(tensors) // (kvs if "kv" in loaded.buffers else 1))
+    return CacheSpec(
+        layers=layers,
+        heads=extents["head"],
+        dim=extents["dim"],
+        block_size=extents["slot"],
+        blocks=extents["block"],
+        layout=loaded,
+        codec=codec,
+        kvs=kvs,
+    )

@@ -1,0 +1,169 @@
+"""Registered caches: where their bytes are, and which job owns which of their blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hawk.errors import Busy, RangeBusy, UnknownCache
+from hawk.layouts import CacheShape, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hawk.control.messages import CacheDescr
+    from hawk.layouts import CompiledLayout
+    from hawk.memory.base import Memory
+    from hawk.memory.region import Region
+    from hawk.plan.types import Placement
+
+
+def compile_descr(descr: CacheDescr) -> CompiledLayout:
+    """The compiled layout of a cache description; raises `LayoutError` or `InvalidArgument`."""
+    return _compile(
+        descr.layout,
+        CacheShape(
+            layers=descr.layers,
+            heads=descr.heads,
+            dim=descr.dim,
+            block_size=descr.block_size,
+            blocks=descr.blocks,
+            kvs=descr.kvs,
+        ),
+        descr.codec,
+        descr.channels,
+        descr.align,
+        tuple(sorted(descr.params.items())),
+    )
+
+
+@lru_cache(maxsize=256)
+def _compile(
+    text: str, shape: CacheShape, codec: str, channels: int, align: int, params: tuple[tuple[str, int], ...]
+) -> CompiledLayout:
+    layout = Layout.from_toml(text, origin="a cache description")
+    return layout.compile(
+        shape, codec=codec, channels=channels or None, align=align or None, params=dict(params)
+    )
+
+
+@dataclass(eq=False)
+class CacheEntry:
+    """One registered cache.
+
+    regions      what `placement.region` indexes
+    memory       the agent's memory that holds it, or None where the client's own memory does
+    session      the client that owns it
+    on_close     gives back what the entry holds (mappings, allocations)
+    """
+
+    descr: CacheDescr
+    layout: CompiledLayout
+    placement: Placement
+    regions: tuple[Region, ...]
+    session: bytes
+    memory: Memory | None = None
+    on_close: Callable[[], None] | None = None
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    owners: dict[int, str] = field(default_factory=dict)
+    quarantined: dict[int, str] = field(default_factory=dict)
+    users: int = 0
+    closing: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def own(self, blocks: NDArray[np.int64], job: str) -> None:
+        """Gives `blocks` to `job`, all or none; raises `RangeBusy` naming the first that is taken."""
+        wanted = [int(b) for b in blocks]
+        for i, block in enumerate(wanted):
+            holder = self.owners.get(block) or self.quarantined.get(block)
+            if holder is not None and holder != job:
+                raise RangeBusy(
+                    "the block still belongs to another job", field=f"blocks[{i}]", got=block, holder=holder
+                )
+        for block in wanted:
+            self.owners[block] = job
+
+    def disown(self, job: str, *, quarantine: bool = False) -> list[int]:
+        """Takes all blocks of `job` back; into quarantine if a byte may still land in them."""
+        mine = [b for b, holder in self.owners.items() if holder == job]
+        for block in mine:
+            del self.owners[block]
+            if quarantine:
+                self.quarantined[block] = job
+        return mine
+
+    def leave_quarantine(self, job: str) -> None:
+        """No byte of `job` can land any more; call `CacheBook.settle` afterwards."""
+        for block in [b for b, holder in self.quarantined.items() if holder == job]:
+            del self.quarantined[block]
+
+
+class CacheBook:
+    """All caches of an agent, by id."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._entries: dict[str, CacheEntry] = {}
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self) -> list[CacheEntry]:
+        """Every cache."""
+        return list(self._entries.values())
+
+    def add(self, entry: CacheEntry) -> None:
+        """Makes the cache known."""
+        if len(self._entries) >= self._limit:
+            raise Busy(f"this agent keeps at most {self._limit} caches", retry_after=1.0)
+        self._entries[entry.id] = entry
+
+    def get(self, cache_id: str, session: bytes) -> CacheEntry:
+        """The cache of that id, if this client owns it; raises `UnknownCache`."""
+        entry = self._entries.get(cache_id)
+        if entry is None or entry.session != session or entry.closing:
+            raise UnknownCache(
+                "no such cache",
+                field="cache",
+                got=cache_id,
+                expected="the id of a cache this client registered",
+            )
+        return entry
+
+    def of_session(self, session: bytes) -> list[CacheEntry]:
+        """All caches of a client."""
+        return [e for e in self._entries.values() if e.session == session]
+
+    def use(self, entry: CacheEntry) -> None:
+        """A job begins to use the cache."""
+        entry.users += 1
+
+    def done(self, entry: CacheEntry) -> None:
+        """A job no longer uses the cache; one that is closing goes with its last user."""
+        entry.users -= 1
+        if entry.closing:
+            self._finish(entry)
+
+    def close(self, entry: CacheEntry) -> None:
+        """Takes the cache away; its memory goes back when the last job has left it and no block is quarantined."""
+        entry.closing = True
+        self._finish(entry)
+
+    def settle(self, entry: CacheEntry) -> None:
+        """Blocks have left quarantine: a closing cache may go now."""
+        if entry.closing:
+            self._finish(entry)
+
+    def _finish(self, entry: CacheEntry) -> None:
+        if entry.users > 0 or entry.quarantined or entry.id not in self._entries:
+            return
+        del self._entries[entry.id]
+        if entry.on_close is not None:
+            entry.on_close()
+        entry.gone.set()

@@ -1,0 +1,219 @@
+"""Offers: requests whose blocks a prefill engine has put up, and who may take them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hawk.errors import (
+    AlreadyClaimed,
+    AlreadyOffered,
+    Busy,
+    HawkError,
+    InvalidArgument,
+    LeaseExpired,
+    UnknownRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hawk.jobs.caches import CacheEntry
+
+_REMEMBERED = 4096
+"""Endings kept so that a late consumer learns why, instead of "unknown"."""
+
+
+class Outcome(enum.StrEnum):
+    """How an offer ended."""
+
+    CONSUMED = "consumed"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(eq=False)
+class OfferEntry:
+    """One open offer.
+
+    tokens      tokens `[0, tokens)` lie in `blocks`
+    layers      layers `[0, layers)` are written; grows while prefill runs
+    consumer    name of the only agent that may claim it, or empty
+    holder      job that has claimed it, or empty
+    overdue     its time ran out while a job held it
+    """
+
+    request: str
+    cache: CacheEntry
+    blocks: NDArray[np.int64]
+    tokens: int
+    note: bytes
+    layers: int
+    consumer: str
+    claim: str = field(default_factory=lambda: secrets.token_hex(16))
+    holder: str = ""
+    outcome: Outcome | None = None
+    overdue: bool = False
+    taken_by: str = ""
+    stop_holder: Callable[[HawkError], None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def touch(self) -> None:
+        """Wakes everyone who waits for a change."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def until_layers(self, layers: int) -> None:
+        """Returns when layers `[0, layers)` are written."""
+        while self.layers < layers:
+            await self.changed.wait()
+
+
+class OfferBook:
+    """All open offers of an agent, by request id, and how the latest ones ended.
+
+    An offer's source blocks may be read by HAWK until `OfferEntry.ended` is set: that is when its engine may
+    reuse them.
+    """
+
+    def __init__(self, limit: int, on_ended: Callable[[OfferEntry], None]) -> None:
+        self._open: dict[str, OfferEntry] = {}
+        self._past: OrderedDict[str, Outcome] = OrderedDict()
+        self._limit = limit
+        self._on_ended = on_ended
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, entry: OfferEntry, ttl: float) -> None:
+        """Opens an offer for `ttl` seconds; raises `AlreadyOffered` or `Busy`."""
+        if entry.request in self._open:
+            raise AlreadyOffered("an offer for this request is open", field="request", got=entry.request)
+        if len(self._open) >= self._limit:
+            raise Busy(f"this agent keeps at most {self._limit} offers open", retry_after=0.5)
+        self._past.pop(entry.request, None)
+        self._open[entry.request] = entry
+        entry.timer = asyncio.get_running_loop().call_later(ttl, self._expire, entry)
+        for waiter in self._waiting.pop(entry.request, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def find(self, request: str) -> OfferEntry | None:
+        """The open offer of that request, if there is one."""
+        return self._open.get(request)
+
+    def get(self, request: str) -> OfferEntry:
+        """The open offer; raises `UnknownRequest`, or what became of a past one."""
+        entry = self._open.get(request)
+        if entry is not None and entry.outcome is None:
+            return entry
+        outcome = entry.outcome if entry is not None else self._past.get(request)
+        if outcome is Outcome.CONSUMED:
+            raise AlreadyClaimed("the offer was consumed", field="request", got=request)
+        if outcome is Outcome.EXPIRED:
+            raise LeaseExpired("the offer's time ran out before it was fetched", field="request", got=request)
+        why = "it was withdrawn" if outcome is Outcome.WITHDRAWN else "no offer has that id"
+        raise UnknownRequest(f"nothing to fetch: {why}", field="request", got=request)
+
+    async def claim(self, request: str, claim: str, consumer: str, job: str, *, wait: bool) -> OfferEntry:
+        """Gives the offer to `job`; with `wait` first waits (bounded by the caller) until it is made.
+
+        An empty `claim` (fetch by name) is accepted only where the offer names `consumer`; otherwise the claim
+        must be the ticket's.
+        """
+        if wait and request not in self._open and request not in self._past:
+            await self._arrival(request)
+        entry = self.get(request)
+        if entry.consumer and entry.consumer != consumer:
+            raise AlreadyClaimed(
+                "the offer is for another consumer", field="request", got=consumer, expected=entry.consumer
+            )
+        if claim != entry.claim and (claim or not entry.consumer):
+            raise UnknownRequest(
+                "the claim is not this offer's",
+                field="claim",
+                hint="Fetch with the ticket that offer() returned",
+            )
+        if entry.holder and entry.holder != job:
+            raise AlreadyClaimed(
+                "another job has claimed the offer", field="request", got=request, holder=entry.holder
+            )
+        entry.holder, entry.taken_by = job, consumer
+        return entry
+
+    async def _arrival(self, request: str) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request, set()).add(waiter)
+        try:
+            await waiter
+        finally:
+            waiting = self._waiting.get(request)
+            if waiting is not None:
+                waiting.discard(waiter)
+                if not waiting:
+                    del self._waiting[request]
+
+    def layers_ready(self, request: str, layers: int) -> None:
+        """Layers `[0, layers)` are written.  Never goes back."""
+        entry = self._open.get(request)
+        if entry is None:
+            raise UnknownRequest("no open offer has that id", field="request", got=request)
+        top = entry.cache.layout.shape.layers
+        if not entry.layers <= layers <= top:
+            raise InvalidArgument(
+                "layers become ready in order", field="layers", got=layers, expected=f"{entry.layers}..{top}"
+            )
+        entry.layers = layers
+        entry.touch()
+
+    def unclaim(self, entry: OfferEntry, *, consumed: bool) -> None:
+        """The holder has ended and no longer reads the source.  Unless consumed, another job may claim the offer."""
+        entry.holder, entry.stop_holder = "", None
+        if entry.outcome is None:
+            if consumed:
+                entry.outcome = Outcome.CONSUMED
+            elif entry.overdue:
+                entry.outcome = Outcome.EXPIRED
+        if entry.outcome is not None:
+            self._end(entry)
+
+    def end(self, entry: OfferEntry, outcome: Outcome, error: HawkError) -> None:
+        """Ends the offer: no new claim from now on; a job that holds it is stopped with `error` first."""
+        if entry.outcome is not None:
+            return
+        entry.outcome = outcome
+        if entry.holder:
+            if entry.stop_holder is not None:
+                entry.stop_holder(error)
+            return
+        self._end(entry)
+
+    def _expire(self, entry: OfferEntry) -> None:
+        if entry.holder:
+            # A claimed offer lives by its job's lease and deadline; its own time only bounds how long it waits.
+            entry.overdue = True
+            return
+        self.end(entry, Outcome.EXPIRED, LeaseExpired("the offer's time ran out", got=entry.request))
+
+    def _end(self, entry: OfferEntry) -> None:
+        if self._open.get(entry.request) is not entry:
+            return
+        del self._open[entry.request]
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.outcome is not None:
+            self._past[entry.request] = entry.outcome
+            while len(self._past) > _REMEMBERED:
+                self._past.popitem(last=False)
+        entry.ended.set()
+        self._on_ended(entry)

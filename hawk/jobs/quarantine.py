@@ -1,0 +1,54 @@
+"""Ranges that a peer may still read, kept out of the pool until it is provably over.
+
+A range comes here when a job ended without the reader's word and its transport could not shut the reader out.
+Each is tried again in the background; the transport's revoke says True once the reader let go or died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hawk.observe.log import get as get_log
+
+if TYPE_CHECKING:
+    from hawk.memory.arena import Arena, Range
+    from hawk.transports.base import Grant, Transport
+
+log = get_log("hawk.jobs.quarantine")
+
+
+class Quarantine:
+    """The quarantined ranges of one arena."""
+
+    def __init__(self, arena: Arena, *, interval: float = 1.0) -> None:
+        self._arena = arena
+        self._interval = interval
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def keep(
+        self, kept: Range, grant: Grant | None, transport: Transport | None, *, job: str, reason: str
+    ) -> None:
+        """Takes a range out of circulation and watches for the moment it may come back."""
+        self._arena.quarantine(kept, reason)
+        log.warning("range quarantined", job=job, bytes=kept.nbytes, reason=reason)
+        if grant is None or transport is None:
+            return
+        task = asyncio.get_running_loop().create_task(self._watch(kept, grant, transport, job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, kept: Range, grant: Grant, transport: Transport, job: str) -> None:
+        while not await transport.revoke(grant):
+            await asyncio.sleep(self._interval)
+        self._arena.release_quarantined(kept)
+        log.info("range left quarantine", job=job, bytes=kept.nbytes)
+
+    async def close(self) -> None:
+        """Stops watching; the arena goes away with the agent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

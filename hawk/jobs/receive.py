@@ -1,0 +1,271 @@
+"""Receiving chunks: plan, read, finish, each chunk on its own, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import BadFrame, HawkError, InternalError, OutOfMemory
+from hawk.jobs.states import settle
+from hawk.observe.log import get as get_log
+from hawk.plan.check import check_blocks
+from hawk.plan.decide import decide
+from hawk.plan.segments import direct, staged, touched
+from hawk.plan.target import chunk_bytes, entries, split, target_chunk
+from hawk.plan.types import Chunk, Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.control.messages import Accepted, Prepared
+    from hawk.jobs.fetch import FetchContext, FetchRequest, FetchResult
+    from hawk.memory.base import Allocation
+    from hawk.memory.region import ByteRanges
+    from hawk.plan.types import TargetChunk
+    from hawk.transports.base import Capabilities, Link
+
+log = get_log("hawk.jobs.receive")
+
+DEPTH = 2
+"""Chunks read at a time: while one's bytes flow the next is planned and the last one finished."""
+
+
+class Receiver:
+    """The receiving half of one fetch attempt.
+
+    `start` begins a chunk, at most DEPTH run at a time (`room`), `all_done` waits for the rest, `stop` ends what
+    still runs and returns when no byte can land; `failed` is told the first error of a chunk.
+    """
+
+    def __init__(
+        self,
+        context: FetchContext,
+        request: FetchRequest,
+        result: FetchResult,
+        failed: Callable[[HawkError], None],
+    ) -> None:
+        self._context = context
+        self._request = request
+        self._result = result
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._touched: list[ByteRanges] = []
+        self._covered = np.zeros((0, 0), dtype=bool)
+        self._first = 0
+        self.total = 0
+        self._selection: Selection | None = None
+        self._staging: Allocation | None = None
+        self._slots: asyncio.Queue[int] = asyncio.Queue()
+        self._slot_bytes = 0
+        self._error: HawkError | None = None
+        layout = request.cache.layout
+        result.channels = [0] * layout.channels
+        self.chunk_limit = context.chunk
+
+    async def reserve(self, capabilities: Capabilities) -> None:
+        """Decides how chunks will be written and takes the staging that this needs, before anything is asked for."""
+        context, request = self._context, self._request
+        layout, memory = request.cache.layout, request.cache.memory
+        tokens = request.tokens or len(request.blocks) * layout.shape.block_size - request.first
+        guess = Selection(layer=0, layers=layout.shape.layers, token=request.first, tokens=max(tokens, 1))
+        chunk = split(layout, guess, max_bytes=self.chunk_limit)[0]
+        planned = await context.planner.call(target_chunk, layout, request.blocks, guess, chunk)
+        decision = decide(
+            planned,
+            request.cache.placement,
+            move_support="none" if memory is None else memory.move_support.value,
+            move_cost=0.0 if memory is None else memory.move_cost,
+            move_row_cost=0.0 if memory is None else memory.move_row_cost,
+            request_cost=capabilities.request_cost,
+            bandwidth=capabilities.bandwidth,
+            max_sge=capabilities.max_sge,
+            override=context.mode,  # type: ignore[arg-type]
+        )
+        self._result.mode = decision.mode
+        log.debug("write mode", job=request.job, mode=decision.mode, reason=decision.reason)
+        if decision.mode == "direct" or memory is None:
+            return
+        # Blocks spread unevenly over the channels where pages per block do not divide; a quarter covers that,
+        # and a chunk that needs more than its slot is written directly.
+        wanted = int(planned.channel_bytes.max()) * 5 // 4
+        most = context.staging // (DEPTH * layout.channels)
+        self._slot_bytes = min(wanted, most) // memory.alignment * memory.alignment + memory.alignment
+        try:
+            self._staging = memory.allocate(self._slot_bytes * DEPTH, owner=f"{request.job}/staging")
+        except OutOfMemory as fault:
+            if context.mode == "staged":
+                raise
+            log.info("no room for staging; writing directly", job=request.job, reason=str(fault))
+            self._result.mode = "direct"
+            return
+        for slot in range(DEPTH):
+            self._slots.put_nowait(slot)
+
+    def begin(self, accepted: Accepted) -> None:
+        """P has accepted: what will come is known now."""
+        layout, request = self._request.cache.layout, self._request
+        if accepted.first != request.first or (request.tokens and accepted.tokens != request.tokens):
+            raise BadFrame(
+                "the peer accepted other tokens than were asked for",
+                got=f"[{accepted.first}, {accepted.first + accepted.tokens})",
+                expected=f"from {request.first}, {request.tokens or 'all'} tokens",
+            )
+        selection = Selection(
+            layer=0, layers=layout.shape.layers, token=accepted.first, tokens=accepted.tokens
+        )
+        check_blocks(layout, request.blocks, selection, "blocks")
+        self._selection = selection
+        self._first, last = entries(layout, selection)
+        self._covered = np.zeros((layout.shape.layers, last - self._first), dtype=bool)
+        everything = Chunk(layer=0, layers=layout.shape.layers, block=self._first, blocks=last - self._first)
+        self.total = chunk_bytes(layout, selection, everything)
+        self._result.first, self._result.tokens = accepted.first, accepted.tokens
+
+    def cover(self, prepared: Prepared) -> Chunk:
+        """The part of the cache that this chunk is; raises `BadFrame` unless it is wanted and new."""
+        layer, block = prepared.layer, prepared.block - self._first
+        part = self._covered[layer : layer + prepared.layers, max(block, 0) : block + prepared.blocks]
+        if block < 0 or part.shape != (prepared.layers, prepared.blocks) or part.size == 0 or part.any():
+            raise BadFrame(
+                "the chunk is no part of what was asked for, or came before",
+                field=f"chunk {prepared.chunk}",
+                got=f"layers {layer}+{prepared.layers}, entries {prepared.block}+{prepared.blocks}",
+            )
+        part[...] = True
+        return Chunk(layer=layer, layers=prepared.layers, block=prepared.block, blocks=prepared.blocks)
+
+    async def room(self) -> None:
+        """Returns when one more chunk may begin."""
+        while len(self._tasks) >= DEPTH:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._raise()
+
+    async def all_done(self) -> None:
+        """Returns when every chunk is finished; raises the first error of any."""
+        while self._tasks:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._raise()
+        self._raise()
+        if not self._covered.all():
+            layer, block = (int(i[0]) for i in np.nonzero(~self._covered))
+            raise BadFrame(
+                "the peer prepared less than it promised",
+                field="chunks",
+                got=f"nothing for layer {layer}, table entry {block + self._first}",
+            )
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def start(self, prepared: Prepared, link: Link, consumed: Callable[[Prepared], None]) -> None:
+        """Begins to plan, read and finish a chunk."""
+        task = asyncio.get_running_loop().create_task(self._chunk(prepared, link, consumed))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is None or self._error is not None:
+            return
+        if not isinstance(fault, HawkError):
+            log.error("a chunk failed on a fault of ours", job=self._request.job, exc_info=fault)
+            fault = InternalError(f"{type(fault).__name__}: {fault}")
+        self._error = fault
+        self._failed(fault)
+
+    async def stop(self) -> None:
+        """Ends what still runs; returns when no byte of this attempt can land any more."""
+        again: asyncio.CancelledError | None = None
+        for task in list(self._tasks):
+            task.cancel()
+        for task in list(self._tasks):
+            try:
+                await settle(task)
+            except asyncio.CancelledError as error:
+                again = error
+        if self._staging is not None and self._request.cache.memory is not None:
+            self._request.cache.memory.free(self._staging)
+            self._staging = None
+        if again is not None:
+            raise again
+
+    async def flush(self) -> None:
+        """Makes all that was written visible to the device; after the last read of every queue."""
+        began = time.perf_counter()
+        memory = self._request.cache.memory
+        if memory is not None:
+            for ranges in self._touched:
+                await memory.flush(ranges)
+        self._result.phases["flush"] = time.perf_counter() - began
+
+    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[Prepared], None]) -> None:
+        assert self._selection is not None
+        context, request, result = self._context, self._request, self._result
+        cache = request.cache
+        began = time.perf_counter()
+        planned = await context.planner.call(
+            target_chunk, cache.layout, request.blocks, self._selection, self.cover(prepared)
+        )
+        if planned.nbytes != prepared.nbytes:
+            raise BadFrame(
+                "the peer's plan of this chunk differs from ours",
+                field=f"chunk {prepared.chunk}",
+                got=f"{prepared.nbytes} bytes",
+                expected=f"{planned.nbytes} bytes",
+                hint="Both agents must run versions of HAWK that plan alike",
+            )
+        staging = self._staging is not None and int(planned.channel_bytes.max()) <= self._slot_bytes
+        result.phases["plan"] = result.phases.get("plan", 0.0) + time.perf_counter() - began
+        if staging:
+            await self._staged(prepared, planned, link, consumed)
+        else:
+            extents = [r.extents for r in cache.regions]
+            segments = await context.planner.call(direct, planned, cache.placement, prepared.offset, extents)
+            await self._read(prepared, segments, link)
+            consumed(prepared)
+        self._touched.append(touched(planned, cache.placement))
+        result.nbytes += planned.nbytes
+        result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile
+        for channel, nbytes in enumerate(planned.channel_bytes):
+            result.channels[channel] += int(nbytes)
+
+    async def _read(self, prepared: Prepared, segments: object, link: Link) -> None:
+        began = time.perf_counter()
+        await link.read(
+            prepared.key,
+            segments,  # type: ignore[arg-type]
+            self._request.cache.regions,
+            timeout=self._request.timeout,
+        )
+        took = time.perf_counter() - began
+        self._result.phases["read"] = self._result.phases.get("read", 0.0) + took
+        self._context.metrics.phase("read", took)
+
+    async def _staged(
+        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[Prepared], None]
+    ) -> None:
+        """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
+        memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
+        assert memory is not None and staging is not None
+        slot = await self._slots.get()
+        try:
+            channels = cache.layout.channels
+            region = cache.placement.region[0]
+            offset = np.full(channels, staging.offset + slot * self._slot_bytes, dtype=np.int64)
+            segments, moves = await self._context.planner.call(
+                staged, planned, cache.placement, prepared.offset, region, offset
+            )
+            await self._read(prepared, segments, link)
+            consumed(prepared)
+            began = time.perf_counter()
+            await memory.move(moves)
+            took = time.perf_counter() - began
+            self._result.phases["finish"] = self._result.phases.get("finish", 0.0) + took
+            self._context.metrics.phase("finish", took)
+        finally:
+            self._slots.put_nowait(slot)

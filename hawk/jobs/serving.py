@@ -1,0 +1,186 @@
+"""The serving side of an agent towards its peers: one ROUTER, the handshake, and a `ServeJob` per fetch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from hawk.control.server import Server
+from hawk.control.messages import Ended, Fetch, Hello, PeerMessage, Released, Welcome
+from hawk.errors import (
+    BadFrame,
+    Busy,
+    ControlError,
+    Draining,
+    HawkError,
+    LeaseExpired,
+    PeerLost,
+    UnknownRequest,
+)
+from hawk.jobs.peers import PEER_CODEC
+from hawk.jobs.serve import ServeContext, ServeJob
+from hawk.jobs.states import settle
+from hawk.observe.log import get as get_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.control.frames import Header
+    from hawk.control.server import Peer
+    from hawk.control.beat import Beat
+    from hawk.control.sockets import Endpoint
+    from hawk.control.zap import Zap
+
+log = get_log("hawk.jobs.serving")
+
+_REMEMBERED = 4096
+"""Answers of ended jobs kept for frames that come again."""
+
+
+class Serving:
+    """Answers peers.  A peer can only touch jobs that came from its own identity."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        zap: Zap | None,
+        context: ServeContext,
+        welcome: Callable[[], Welcome],
+        *,
+        beat: Beat,
+        generation: int,
+        max_jobs: int,
+    ) -> None:
+        self.context = context
+        self.draining = False
+        self.server: Server[PeerMessage] = Server(
+            endpoint,
+            PEER_CODEC,
+            self._take,
+            on_bad=self._bad,
+            on_gone=self._gone,
+            zap=zap,
+            beat=beat,
+            own_generation=generation,
+        )
+        self._welcome = welcome
+        self._max_jobs = max_jobs
+        self._names: dict[bytes, str] = {}
+        self._jobs: dict[tuple[bytes, str], ServeJob] = {}
+        self._tasks: dict[tuple[bytes, str], asyncio.Task[None]] = {}
+        self._past: OrderedDict[tuple[bytes, str], Released | Ended] = OrderedDict()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that are being served."""
+        return len(self._jobs)
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self.server.start()
+
+    def send(self, identity: bytes, message: PeerMessage) -> None:
+        """Puts a message on the way; one that cannot go is dropped, for the peer asks again."""
+        try:
+            self.server.send(identity, message)
+        except (Busy, ControlError) as error:
+            log.debug("frame not sent", message=type(message).__name__, reason=str(error))
+
+    def _take(self, identity: bytes, header: Header, message: PeerMessage) -> None:
+        if isinstance(message, Hello):
+            self._hello(identity, message)
+            return
+        if isinstance(message, Welcome):
+            return
+        key = (identity, message.job)
+        job = self._jobs.get(key)
+        if job is not None:
+            job.on_message(message)
+        elif key in self._past:
+            self.send(identity, self._past[key])
+        elif isinstance(message, Fetch):
+            self._begin(key, identity, header.from_generation, message)
+        else:
+            unknown = UnknownRequest("this agent has no such job", field="job", got=message.job)
+            self.send(identity, Ended(message.job, unknown.to_wire()))
+
+    def _hello(self, identity: bytes, message: Hello) -> None:
+        peer = self.server.peers.get(identity)
+        proven = peer.name if peer is not None else ""
+        if proven and proven != message.name:
+            self._bad(
+                identity,
+                BadFrame("the peer calls itself by another's name", got=message.name, expected=proven),
+            )
+            return
+        known = self._names.get(identity)
+        if known != message.name:
+            log.info("peer connected", peer=message.name, role=message.role, software=message.software)
+        self._names[identity] = message.name
+        self.send(identity, self._welcome())
+
+    def _begin(self, key: tuple[bytes, str], identity: bytes, generation: int, fetch: Fetch) -> None:
+        consumer = self._names.get(identity)
+        error: HawkError | None = None
+        if consumer is None:
+            error = BadFrame("the first word is hello", got="fetch")
+        elif self.draining:
+            error = Draining("the agent is shutting down and takes no new jobs")
+        elif len(self._jobs) >= self._max_jobs:
+            error = Busy(f"this agent serves at most {self._max_jobs} jobs at a time", retry_after=0.2)
+        if error is not None or consumer is None:
+            self.send(identity, Ended(fetch.job, (error or BadFrame("no hello")).to_wire()))
+            return
+        job = ServeJob(self.context, fetch, consumer, generation, lambda m: self.send(identity, m))
+        self._jobs[key] = job
+        self._idle.clear()
+        self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, job))
+
+    async def _run(self, key: tuple[bytes, str], job: ServeJob) -> None:
+        try:
+            error = await job.run()
+            self.context.metrics.job(
+                "released" if error is None else error.code, "serve", job.fetch.transport
+            )
+            log.info(
+                "serve ended",
+                request=job.fetch.request,
+                job=job.fetch.job,
+                consumer=job.consumer,
+                ending="released" if error is None else error.code,
+                reason=None if error is None else str(error),
+                bytes=job.bytes_prepared,
+            )
+        finally:
+            del self._jobs[key], self._tasks[key]
+            if job.answer is not None:
+                self._past[key] = job.answer
+                while len(self._past) > _REMEMBERED:
+                    self._past.popitem(last=False)
+            if not self._jobs:
+                self._idle.set()
+
+    def _bad(self, identity: bytes, error: HawkError) -> None:
+        self.context.metrics.bad_frame(error.code)
+        log.warning("bad frame", peer=self._names.get(identity, "a stranger"), reason=str(error))
+
+    def _gone(self, peer: Peer, error: PeerLost) -> None:
+        name = self._names.pop(peer.identity, "")
+        for (identity, _), job in list(self._jobs.items()):
+            if identity == peer.identity:
+                job.stop(PeerLost("the consumer is gone", consumer=name, reason=error.message))
+
+    async def idle(self) -> None:
+        """Returns when no job is served."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Ends every job and the socket."""
+        for job in list(self._jobs.values()):
+            job.stop(LeaseExpired("the prefill agent is stopping"))
+        for task in list(self._tasks.values()):
+            await settle(task)
+        self.server.close()

@@ -1,0 +1,145 @@
+"""The states of a job, its lease, and the names of its endings.
+
+A fetch (decode side) goes
+
+    reserving -> connecting -> requested -> receiving -> releasing -> ready
+          any of these -> draining -> failed
+
+and a serve (prefill side)
+
+    waiting -> preparing -> prepared -> released
+          any of these -> draining -> failed
+
+`draining` means that the outcome is decided and the job still waits until nobody touches its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import TYPE_CHECKING
+
+from hawk.errors import HawkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+class State(enum.StrEnum):
+    """Where a job is."""
+
+    RESERVING = "reserving"
+    CONNECTING = "connecting"
+    REQUESTED = "requested"
+    RECEIVING = "receiving"
+    RELEASING = "releasing"
+    READY = "ready"
+    WAITING = "waiting"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    RELEASED = "released"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Lease:
+    """A right that ends by itself unless it is renewed; counted on this process' monotonic clock only.
+
+    `on_expiry` is called once, from the event loop, when `seconds` have passed since the last renewal.
+    """
+
+    def __init__(self, seconds: float, on_expiry: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + seconds
+        self._on_expiry = on_expiry
+        self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._until, self._check)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left; zero or less once it has expired."""
+        return self._until - self._loop.time()
+
+    def renew(self, since: float | None = None) -> bool:
+        """Starts the period anew, at loop time `since` (now if not given).  False if it had expired already."""
+        if self._timer is None or self.remaining <= 0:
+            return False
+        start = self._loop.time() if since is None else since
+        self._until = max(self._until, start + self.seconds)
+        return True
+
+    def end(self) -> None:
+        """Stops the clock without calling `on_expiry`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        if self._timer is None:
+            return
+        if self.remaining > 0:
+            self._timer = self._loop.call_at(self._until, self._check)
+            return
+        self._timer = None
+        self._on_expiry()
+
+
+class Stoppable:
+    """Runs one coroutine that can be stopped from outside with a named error.
+
+    The first `stop` wins.  The coroutine is then cancelled and waited for, so that whatever it held is out of
+    its hands when `supervise` raises the error.  A cancellation of `supervise` itself passes through, after
+    the coroutine has ended.
+    """
+
+    def __init__(self) -> None:
+        self._error: HawkError | None = None
+        self._body: asyncio.Task[None] | None = None
+
+    @property
+    def stopped(self) -> HawkError | None:
+        """The error it was stopped with, if it was."""
+        return self._error
+
+    def stop(self, error: HawkError) -> None:
+        """Ends the coroutine with `error`; later calls change nothing."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self._body is not None:
+            self._body.cancel()
+
+    async def supervise(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Runs `coroutine` to its end; raises what it raised, or the error given to `stop`."""
+        if self._error is not None:
+            coroutine.close()
+            raise self._error
+        self._body = asyncio.get_running_loop().create_task(coroutine)
+        try:
+            await asyncio.wait({self._body})
+        except asyncio.CancelledError:
+            self._body.cancel()
+            await settle(self._body)
+            raise
+        if self._body.cancelled():
+            raise self._error or HawkError("the job's task was cancelled")
+        fault = self._body.exception()
+        if fault is not None:
+            raise fault
+
+
+async def settle(task: asyncio.Future[None]) -> None:
+    """Waits until `task` has ended, through further cancellations of the caller; raises nothing of the task's.
+
+    A cancellation that arrives meanwhile is raised again once the task has ended.
+    """
+    again: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            again = error
+    if not task.cancelled():
+        task.exception()
+    if again is not None:
+        raise again
