@@ -49,6 +49,10 @@ class Memory(ABC):
     channel_bytes: int
     alignment: int
     """Every allocation's offset, and every page, is a multiple of this many bytes."""
+    move_cost: float = 1e-10
+    """Seconds per byte that `move` costs, and"""
+    move_row_cost: float = 5e-8
+    """seconds per row of it: a host's memcpy unless the memory knows better."""
 
     @property
     @abstractmethod

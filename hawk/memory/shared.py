@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import stat
+import weakref
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,10 @@ _libc.mmap.argtypes = (
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+_live: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
+"""Buffers that this process allocated, so that an array over one can be traced to its descriptor."""
 
 
 class _Mapping:
@@ -116,6 +121,8 @@ class SharedBuffer:
         self.nbytes = mapping.nbytes
         self._fd = fd
         self._array: U8 | None = np.asarray(mapping)
+        self._address = mapping.address
+        _open[self._address] = self
 
     @property
     def array(self) -> U8:
@@ -144,6 +151,9 @@ class SharedBuffer:
         """Closes the descriptor and lets go of the mapping.  Safe to call twice."""
         self._array = None
         if self._fd >= 0:
+            # Before the pages can go: the next mapping may get the same address.
+            if _open.get(self._address) is self:
+                del _open[self._address]
             fd, self._fd = self._fd, -1
             os.close(fd)
 
@@ -162,6 +172,26 @@ class SharedBuffer:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"fd={self._fd}"
         return f"SharedBuffer({self.name!r}, nbytes={self.nbytes}, {state})"
+
+
+_open: weakref.WeakValueDictionary[int, SharedBuffer] = weakref.WeakValueDictionary()
+"""Every open buffer of this process by its address."""
+
+
+def find(address: int, nbytes: int) -> tuple[SharedBuffer, int] | None:
+    """The open buffer that holds these bytes, and their offset in it; None for any other memory.
+
+    This is how an array that a user made from `alloc`, sliced and viewed as he liked, is led back to the
+    descriptor that another process can map.
+    """
+    for ref in _open.valuerefs():
+        buffer = ref()
+        if buffer is None or buffer.closed:
+            continue
+        offset = address - buffer._address
+        if offset >= 0 and offset + nbytes <= buffer.nbytes:
+            return buffer, offset
+    return None
 
 
 def alloc(nbytes: int, *, name: str = "hawk", huge_pages: bool = False) -> SharedBuffer:
@@ -209,7 +239,20 @@ def alloc(nbytes: int, *, name: str = "hawk", huge_pages: bool = False) -> Share
         if fd >= 0:
             os.close(fd)
         raise
-    return SharedBuffer(fd, mapping, name)
+    buffer = SharedBuffer(fd, mapping, name)
+    _live.add(buffer)
+    return buffer
+
+
+def find(address: int, nbytes: int) -> tuple[SharedBuffer, int] | None:
+    """The open buffer of this process' own (`alloc`) that holds these bytes, and their offset in it."""
+    for buffer in list(_live):
+        if buffer.closed:
+            continue
+        start = int(buffer.array.ctypes.data)
+        if start <= address and address + nbytes <= start + buffer.nbytes:
+            return buffer, address - start
+    return None
 
 
 def require_memory(nbytes: int, name: str) -> None:

@@ -118,9 +118,13 @@ def test_a_failure_half_way_closes_what_was_made(monkeypatch: pytest.MonkeyPatch
         return real(nbytes, **kw)  # type: ignore[arg-type]
 
     monkeypatch.setattr(channels_module, "alloc", alloc)
-    with pytest.raises(OutOfMemory, match="made up"):
+    before = fds()
+    with pytest.raises(OutOfMemory, match="made up") as e:
         EmulatedNpu("npu0", capacity=MIB, channels=4)
     assert len(calls) == 3
+    # Closed at once, not only when the traceback lets go of the half-made object.
+    assert e.value.__traceback__ is not None
+    assert fds() == before
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,22 @@ def test_a_forgotten_buffer_closes_itself() -> None:
     assert fds() == before
 
 
+def test_any_view_leads_back_to_its_buffer() -> None:
+    with alloc(4 * PAGE) as a, alloc(PAGE) as b, map_fd(a.fd, 2 * PAGE) as m:
+        view = a.array[PAGE:].view(np.float32).reshape(2, -1)
+        assert shared.find(view.ctypes.data, view.nbytes) == (a, PAGE)
+        assert shared.find(b.array.ctypes.data, PAGE) == (b, 0)
+        assert shared.find(m.array.ctypes.data + 5, 10) == (m, 5)
+        end = b.array.ctypes.data + PAGE
+        assert shared.find(end - 1, 2) is None
+        assert shared.find(b.array.ctypes.data - 1, 1) != (b, -1)
+        ordinary = np.zeros(PAGE, np.uint8)
+        assert shared.find(ordinary.ctypes.data, PAGE) is None
+        kept = b.array
+        b.close()
+        assert shared.find(kept.ctypes.data, PAGE) is None  # no descriptor to give any more
+
+
 @pytest.mark.parametrize("nbytes", [0, -1, True, 1.5, "1", None])
 def test_bad_sizes(nbytes: object) -> None:
     with pytest.raises(InvalidArgument):
