@@ -89,20 +89,17 @@ def _cut(
     for number, offsets in enumerate(extents):
         if len(offsets) < 2:
             continue
-        edges = np.asarray(offsets, np.int64)
+        # Behind the last extent nothing is cut: a guard keeps every lookup in range.
+        edges = np.append(np.asarray(offsets, np.int64), np.iinfo(np.int64).max)
         first = np.searchsorted(edges, local, side="right")
         inner = np.where(region == number, np.searchsorted(edges, local + nbytes, side="left") - first, 0)
         if not inner.any():
             continue
-        parts = inner + 1
-        row = np.repeat(np.arange(len(parts)), parts)
-        step = ragged(np.zeros_like(parts), parts)
-        # Part 0 begins where the row does, part k at the k-th edge behind that.
-        edge = np.minimum(first[row] + step - 1, len(edges) - 1)
-        begin = np.where(step == 0, local[row], edges[edge])
-        end = (local + nbytes)[row]
-        inside = step < inner[row]
-        end[inside] = edges[first[row] + step * inside][inside]
+        row = np.repeat(np.arange(len(inner)), inner + 1)
+        step = ragged(np.zeros_like(inner), inner + 1)
+        edge = first[row] + step
+        begin = np.where(step == 0, local[row], edges[edge - 1])
+        end = np.where(step == inner[row], (local + nbytes)[row], edges[edge])
         region, remote, local, nbytes = region[row], remote[row] + begin - local[row], begin, end - begin
     return region, local, remote, nbytes
 
