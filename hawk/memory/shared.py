@@ -63,10 +63,6 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-_live: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
-"""Buffers that this process allocated, so that an array over one can be traced to its descriptor."""
-
-
 class _Mapping:
     """One shared mapping of a descriptor; unmapped when the last array over it is gone."""
 
@@ -149,11 +145,11 @@ class SharedBuffer:
 
     def close(self) -> None:
         """Closes the descriptor and lets go of the mapping.  Safe to call twice."""
+        # Before the pages can go: the next mapping may get the same address.
+        if _open.get(self._address) is self:
+            del _open[self._address]
         self._array = None
         if self._fd >= 0:
-            # Before the pages can go: the next mapping may get the same address.
-            if _open.get(self._address) is self:
-                del _open[self._address]
             fd, self._fd = self._fd, -1
             os.close(fd)
 
@@ -239,20 +235,7 @@ def alloc(nbytes: int, *, name: str = "hawk", huge_pages: bool = False) -> Share
         if fd >= 0:
             os.close(fd)
         raise
-    buffer = SharedBuffer(fd, mapping, name)
-    _live.add(buffer)
-    return buffer
-
-
-def find(address: int, nbytes: int) -> tuple[SharedBuffer, int] | None:
-    """The open buffer of this process' own (`alloc`) that holds these bytes, and their offset in it."""
-    for buffer in list(_live):
-        if buffer.closed:
-            continue
-        start = int(buffer.array.ctypes.data)
-        if start <= address and address + nbytes <= start + buffer.nbytes:
-            return buffer, address - start
-    return None
+    return SharedBuffer(fd, mapping, name)
 
 
 def require_memory(nbytes: int, name: str) -> None:
