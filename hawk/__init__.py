@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from hawk._version import __version__
 
 if TYPE_CHECKING:
+    from hawk.agent import Agent
+    from hawk.cache import CacheSpec, KVCache
+    from hawk.client import Client, connect
     from hawk.config import Config, load_config
     from hawk.errors import (
         Aborted,
@@ -47,17 +50,32 @@ if TYPE_CHECKING:
         VersionMismatch,
         WrongContext,
     )
+    from hawk.handles import Ready
+    from hawk.memory.shared import alloc
 
-_HOME = {"Config": "hawk.config", "load_config": "hawk.config"}
+_HOME = {
+    "Agent": "hawk.agent",
+    "CacheSpec": "hawk.cache",
+    "Client": "hawk.client",
+    "Config": "hawk.config",
+    "KVCache": "hawk.cache",
+    "Ready": "hawk.handles",
+    "alloc": "hawk.memory.shared",
+    "connect": "hawk.client",
+    "load_config": "hawk.config",
+}
 """The module of each name that does not come from `hawk.errors`."""
 
 __all__ = [
     "Aborted",
     "AccessDenied",
+    "Agent",
     "AlreadyClaimed",
     "AlreadyOffered",
     "BadFrame",
     "Busy",
+    "CacheSpec",
+    "Client",
     "Config",
     "ConfigError",
     "ControlError",
@@ -68,6 +86,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "JobError",
+    "KVCache",
     "LayoutError",
     "LeaseExpired",
     "MissingDependency",
@@ -76,6 +95,7 @@ __all__ = [
     "PeerLost",
     "PeerUnreachable",
     "RangeBusy",
+    "Ready",
     "RegistrationFailed",
     "StillDraining",
     "TransferFailed",
@@ -87,6 +107,8 @@ __all__ = [
     "VersionMismatch",
     "WrongContext",
     "__version__",
+    "alloc",
+    "connect",
     "load_config",
 ]
 

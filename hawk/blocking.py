@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hawk.cache import CacheSpec, KVCache
     from hawk.control.messages import Status
-    from hawk.handles import Cache, DeviceCache, OfferHandle, Ready
+    from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle, Ready
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Offer:
 class Job:
     """A fetch under way."""
 
-    def __init__(self, owner: Client, fetch: _client.Fetch, future: Future[Ready]) -> None:
+    def __init__(self, owner: Client, fetch: Fetch, future: Future[Ready]) -> None:
         self._owner = owner
         self._fetch = fetch
         self._future = future
@@ -68,7 +68,7 @@ class Job:
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> Ready:
-        """Waits for the end; raises the error it ended with, or `DeadlineExceeded` after `timeout` seconds (it goes on)."""
+        """Waits for the end; raises the error it ended with, or `DeadlineExceeded` after `timeout` seconds."""
         try:
             return self._future.result(timeout)
         except TimeoutError as error:
@@ -177,7 +177,7 @@ class Client:
     def submit(self, ticket: str | Offer | None = None, **options: Any) -> Job:
         """Starts a fetch and returns at once with a `Job`."""
 
-        async def start() -> _client.Fetch:
+        async def start() -> Fetch:
             fetch = self._client.fetch(None if ticket is None else str(ticket), **options)
             await fetch.start()
             return fetch

@@ -220,7 +220,8 @@ class Client:
     ) -> M:
         """Sends a call (its `id` is filled in) and waits for an answer of that type; raises what the agent raised."""
         self.check_context()
-        assert self._channel is not None and self._loop is not None
+        assert self._channel is not None
+        assert self._loop is not None
         number = next(self._ids)
         future: asyncio.Future[LocalMessage] = self._loop.create_future()
         self._calls[number] = future
@@ -301,7 +302,7 @@ class Client:
         self.check_context()
         assert self._link is not None
         answer = await self.call(Allocate(id=0, cache=spec.descr(), memory=memory), Allocated)
-        buffers = []
+        buffers: list[shared.SharedBuffer] = []
         try:
             for tag in answer.tags:
                 fd = await self._link.receive_fd(tag, self._timeout)
@@ -440,7 +441,7 @@ def _embedded_agent(generation: str) -> bool:
 
 
 def _request(request: str) -> str:
-    if not isinstance(request, str) or not 1 <= len(request) <= 512:
+    if not 1 <= len(request) <= 512:
         raise InvalidArgument(
             "a request id is a string",
             field="request",
@@ -459,7 +460,7 @@ def _count(value: Any, field: str) -> int:
 
 
 def _note(note: bytes) -> bytes:
-    if not isinstance(note, bytes) or len(note) > 4096:
+    if len(note) > 4096:
         raise InvalidArgument(
             "a note is a few bytes", field="note", got=f"{len(note)} bytes", expected="bytes, at most 4096"
         )

@@ -92,7 +92,7 @@ def _build(tree: Tree, reader: Reader, file: Path | None, env: Mapping[str, str]
             reader.unknown(key, node, [*SECTIONS, "memory", "peers"])
     parts: dict[str, Any] = {}
     for name, cls in SECTIONS.items():
-        ignore = frozenset({"options", *_transports()}) if cls is TransportConfig else frozenset()
+        ignore = frozenset(_transports()) if cls is TransportConfig else frozenset()
         parts[name] = reader.build(cls, tree.get(name), name, ignore=ignore) or cls()
     parts["agent"] = _with_local(parts["agent"], env)
     parts["security"] = _with_folders(parts["security"], reader, file)
@@ -130,9 +130,10 @@ def _with_folders(security: SecurityConfig, reader: Reader, file: Path | None) -
 
 
 def _transports() -> list[str]:
+    """Every installed transport, usable here or not."""
     from hawk.transports import registry
 
-    return registry.names()
+    return list(registry.names())
 
 
 def _transport_options(node: Tree | Leaf | None, reader: Reader) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _transport_options(node: Tree | Leaf | None, reader: Reader) -> dict[str, An
     for name in registry.names():
         path = f"transport.{name}"
         try:
-            cls = registry.config_class(name)
+            cls = registry.transport_class(name).Config
         except HawkError as error:
             if name in table:
                 reader.problem(path, str(error))
@@ -161,11 +162,14 @@ def _memories(table: Tree, reader: Reader) -> dict[str, MemoryConfig]:
     for name, node in table.items():
         path = f"memory.{name}"
         if expected := check_name(name):
-            reader.problem(path, f"is no name; expected {expected}")
+            reader.problem(path, f"is no name; expected {expected}", beside=table)
         below = reader.table(node, path)
+        if isinstance(node, Leaf):
+            continue
         kind = below.get("kind")
         if not isinstance(kind, Leaf):
-            reader.problem(f"{path}.kind", f"has to be given; expected one of {', '.join(registry.kinds())}")
+            known = ", ".join(registry.kinds())
+            reader.problem(f"{path}.kind", f"has to be given; expected one of {known}", beside=below)
             continue
         try:
             cls = registry.config_class(str(kind.value))
@@ -174,13 +178,9 @@ def _memories(table: Tree, reader: Reader) -> dict[str, MemoryConfig]:
             hint = f"; did you mean {guess}?" if guess else f"; known: {', '.join(registry.kinds())}"
             reader.problem(f"{path}.kind", f"{error.message}{hint}", kind)
             continue
-        own = {
-            key: value
-            for key, value in below.items()
-            if key != "kind" and (key != "device" or _has(cls, key))
-        }
-        head = reader.build(MemoryConfig, {k: v for k, v in below.items() if k not in own}, path)
-        options = reader.build(cls, own, path)
+        above = {"kind"} if _has(cls, "device") else {"kind", "device"}
+        head = reader.build(MemoryConfig, {k: v for k, v in below.items() if k in above}, path)
+        options = reader.build(cls, below, path, ignore=frozenset(above))
         if head is not None:
             memories[name] = replace(head, options=options)
     return memories
@@ -195,7 +195,7 @@ def _peers(table: Tree, reader: Reader) -> dict[str, str]:
     for name, node in table.items():
         path = f"peers.{name}"
         if not isinstance(node, Leaf):
-            reader.problem(path, "is a table; expected an address")
+            reader.problem(path, "is a table; expected an address", beside=node)
             continue
         reader.sources[path] = node.source
         expected = check_name(name) or (

@@ -123,7 +123,12 @@ class TransportConfig:
         "fail",
         "After a transport failed a job: fail the job, or try it again over the next one both sides have.",
     )
-    options: Mapping[str, Any] = field(default_factory=dict)
+    mode: Literal["auto", "direct", "staged"] = option(
+        "auto",
+        "How chunks reach their places: straight into the pages, or through staging and moves inside each channel; "
+        "auto: whichever should cost less.",
+    )
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"filled_later": True})
     """Each known transport's own Config, by name."""
 
 
@@ -133,7 +138,7 @@ class MemoryConfig:
 
     kind: str = option("", "Kind of memory.")
     device: str = option("", "Which device, for kinds that know several.")
-    options: Any = None
+    options: Any = field(default=None, metadata={"filled_later": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ class Ready:
 
 
 class Fetch:
-    """A fetch.  `await` it for its `Ready`; or enter it, and leaving the block ends it and waits until no byte lands."""
+    """A fetch.  `await` it for its `Ready`, or enter it: leaving the block ends it and waits until no byte lands."""
 
     def __init__(
         self,

@@ -95,6 +95,15 @@ class Layout:
         """The declaration, as `from_toml` reads it."""
         return self.text
 
+    def plain_axes(self) -> tuple[str, ...] | None:
+        """The axes of a buffer as an ordinary array, major first; None where the order is not made of plain axes."""
+        if len(self.pieces) != 1:
+            return None
+        terms = (*self.pieces[0].order.page, *self.pieces[0].order.inside)
+        if any(term.ops or term.text not in AXES for term in terms):
+            return None
+        return tuple(term.text for term in terms)
+
     def compile(
         self,
         shape: CacheShape,

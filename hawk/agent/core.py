@@ -108,9 +108,7 @@ class Agent:
         self.arena: Arena = await loop.run_in_executor(None, lambda: Arena(config.arena.size, name="arena"))
         stack.callback(self.arena.close)
         for name, entry in config.memory.items():
-            memory = await loop.run_in_executor(
-                None, lambda k=entry.kind, n=name, o=entry.options: memories.create(k, n, o)
-            )
+            memory = await loop.run_in_executor(None, memories.create, entry.kind, name, entry.options)
             self.memories[name] = memory
             stack.callback(memory.close)
             self._watch(name, memory)

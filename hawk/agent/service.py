@@ -9,7 +9,6 @@ import msgspec
 
 from hawk.agent.sessions import Session, allocate_cache, hand_over, map_registered
 from hawk.control.frames import Codec
-from hawk.control.server import Server
 from hawk.control.messages import (
     AbortFetch,
     Allocate,
@@ -37,6 +36,7 @@ from hawk.control.messages import (
     encode_ticket,
     unpack_blocks,
 )
+from hawk.control.server import Server
 from hawk.errors import (
     Aborted,
     BadFrame,
@@ -58,8 +58,8 @@ from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
     from hawk.agent.core import Agent
-    from hawk.control.frames import Header
     from hawk.control.descriptors import DescriptorLink
+    from hawk.control.frames import Header
 
 log = get_log("hawk.agent.service")
 

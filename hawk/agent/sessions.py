@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hawk.control.descriptors import DescriptorLink
     from hawk.jobs.fetch import FetchJob
     from hawk.layouts import CompiledLayout
-    from hawk.memory.base import Memory
+    from hawk.memory.base import Allocation, Memory
 
 FD_TIMEOUT = 10.0
 """Seconds within which descriptors that a message names must have come through the sidecar."""
@@ -148,7 +148,7 @@ def _regions(
                 hint=WAYS,
             )
         raw = (ctypes.c_uint8 * ref.nbytes).from_address(ref.offset)
-        regions.append(Region(name=f"client/{i}", array=np.frombuffer(raw, dtype=np.uint8)))
+        regions.append(Region(name=f"client/{i}", array=np.ctypeslib.as_array(raw)))
         index.append(len(regions) - 1)
         offsets.append(0)
     return tuple(regions), index, offsets
@@ -183,9 +183,9 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
             expected=f"a multiple of {memory.alignment}",
         )
     owner = f"cache/{secrets.token_hex(8)}"
-    taken = []
+    taken: list[Allocation] = []
     try:
-        for _ in range(layout.buffer_count):
+        while len(taken) < layout.buffer_count:
             taken.append(memory.allocate(layout.channel_bytes, owner))
     except BaseException:
         for allocation in taken:

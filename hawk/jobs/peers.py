@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hawk.control.beat import Beat
 from hawk.control.channel import Channel
 from hawk.control.frames import Codec
-from hawk.control.beat import Beat
 from hawk.control.messages import Hello, PeerMessage, Welcome
 from hawk.errors import (
     Busy,

@@ -11,10 +11,10 @@ import numpy as np
 from hawk.errors import BadFrame, HawkError, InternalError, OutOfMemory
 from hawk.jobs.states import settle
 from hawk.observe.log import get as get_log
-from hawk.plan.check import check_blocks
+from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
 from hawk.plan.segments import direct, staged, touched
-from hawk.plan.target import chunk_bytes, entries, split, target_chunk
+from hawk.plan.target import chunk_bytes, split, target_chunk
 from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
@@ -251,7 +251,8 @@ class Receiver:
     ) -> None:
         """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
         memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
-        assert memory is not None and staging is not None
+        assert memory is not None
+        assert staging is not None
         slot = await self._slots.get()
         try:
             channels = cache.layout.channels

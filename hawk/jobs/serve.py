@@ -45,6 +45,9 @@ from hawk.plan.types import Selection
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from hawk.control.messages import PeerMessage
     from hawk.jobs.caches import CacheBook
     from hawk.jobs.offers import OfferBook, OfferEntry
@@ -145,7 +148,9 @@ class ServeJob(Stoppable):
                 self._released.set()
             case Abort(error=error):
                 self._told = True
-                self.stop(Aborted("the consumer ended the job", cause=error.get("message", "not given")))
+                self.stop(
+                    Aborted("the consumer ended the job", by="consumer", cause=error.get("message", "none"))
+                )
             case _:
                 log.debug("message out of place", job=self.fetch.job, message=type(message).__name__)
 
@@ -249,7 +254,7 @@ class ServeJob(Stoppable):
         chunk: Chunk,
         selection: Selection,
         target: CompiledLayout,
-        blocks: object,
+        blocks: NDArray[np.int64],
         offer: OfferEntry,
         transport: Transport,
     ) -> None:

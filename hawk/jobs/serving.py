@@ -6,8 +6,8 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from hawk.control.server import Server
 from hawk.control.messages import Ended, Fetch, Hello, PeerMessage, Released, Welcome
+from hawk.control.server import Server
 from hawk.errors import (
     BadFrame,
     Busy,
@@ -26,9 +26,9 @@ from hawk.observe.log import get as get_log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hawk.control.beat import Beat
     from hawk.control.frames import Header
     from hawk.control.server import Peer
-    from hawk.control.beat import Beat
     from hawk.control.sockets import Endpoint
     from hawk.control.zap import Zap
 

@@ -45,13 +45,14 @@ class State(enum.StrEnum):
 class Lease:
     """A right that ends by itself unless it is renewed; counted on this process' monotonic clock only.
 
-    `on_expiry` is called once, from the event loop, when `seconds` have passed since the last renewal.
+    `on_expiry` is called once, from the event loop, when `seconds` have passed since the last renewal; the first
+    period begins at loop time `since`, or now.
     """
 
-    def __init__(self, seconds: float, on_expiry: Callable[[], None]) -> None:
+    def __init__(self, seconds: float, on_expiry: Callable[[], None], *, since: float | None = None) -> None:
         self.seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + seconds
+        self._until = (self._loop.time() if since is None else since) + seconds
         self._on_expiry = on_expiry
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._until, self._check)
 
@@ -122,7 +123,7 @@ class Stoppable:
             await settle(self._body)
             raise
         if self._body.cancelled():
-            raise self._error or HawkError("the job's task was cancelled")
+            raise HawkError("the job's task was cancelled") if self.stopped is None else self.stopped
         fault = self._body.exception()
         if fault is not None:
             raise fault
