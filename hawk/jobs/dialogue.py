@@ -1,0 +1,198 @@
+"""What the decode side of one attempt has said and heard: questions put again until answered, and the lease.
+
+Frames can be lost, come twice or late; the dialogue keeps the latest truth and wakes whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from typing import TYPE_CHECKING, TypeVar
+
+from hawk.control.messages import (
+    Abort,
+    Accepted,
+    Alive,
+    Consumed,
+    Ended,
+    Fetch,
+    Poll,
+    Prepared,
+    Release,
+    Released,
+)
+from hawk.errors import HawkError, from_wire
+from hawk.jobs.states import Lease
+from hawk.observe.log import get as get_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.control.messages import PeerMessage
+    from hawk.jobs.peers import PeerSession
+
+log = get_log("hawk.jobs.dialogue")
+
+T = TypeVar("T")
+
+NUDGE = 1.0
+"""Seconds without an expected answer after which the question is put again; frames can be lost, jobs must not be."""
+
+MARGIN = 0.1
+"""Part of a lease that the reader leaves unused, so that its last read ends before the lease does."""
+
+_POLLS_KEPT = 64
+
+
+class Dialogue:
+    """One attempt's conversation with the prefill side; `attach` it first, `detach` it at the end.
+
+    id          the job id on the wire; every attempt has its own
+    accepted    the answer to the fetch, once there is one
+    ended       the error with which the prefill side ended the job, if it did
+    """
+
+    def __init__(self, session: PeerSession, on_lease_lost: Callable[[], None]) -> None:
+        self.id = secrets.token_hex(16)
+        self.accepted: Accepted | None = None
+        self.ended: HawkError | None = None
+        self._session = session
+        self._on_lease_lost = on_lease_lost
+        self._prepared: dict[int, Prepared] = {}
+        self._consumed: set[int] = set()
+        self._released = False
+        self._fault: HawkError | None = None
+        self._lease: Lease | None = None
+        self._keep_alive: asyncio.Task[None] | None = None
+        self._polls: dict[int, float] = {}
+        self._answered: dict[int, float] = {}
+        self._seq = 0
+        self._changed = asyncio.Event()
+
+    def attach(self) -> None:
+        """Frames of this attempt come here from now on."""
+        self._session.attach(self.id, self.on_message, self.fail)
+
+    def detach(self) -> None:
+        """The attempt has ended."""
+        if self._lease is not None:
+            self._lease.end()
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        self._session.detach(self.id)
+
+    # -- hearing -----------------------------------------------------------------------------------------
+
+    def on_message(self, message: PeerMessage) -> None:
+        """A frame of this attempt arrived."""
+        match message:
+            case Accepted():
+                self.accepted = self.accepted or message
+            case Prepared(chunk=chunk):
+                if chunk in self._consumed:
+                    self._send(Consumed(self.id, chunk))
+                else:
+                    self._prepared.setdefault(chunk, message)
+            case Alive(seq=seq):
+                sent = self._polls.pop(seq, None)
+                if sent is not None:
+                    self._answered = {seq: sent}
+                    if self._lease is not None:
+                        self._lease.renew(sent)
+            case Released():
+                self._released = True
+            case Ended(error=error):
+                self.ended = self.ended or from_wire(error)
+            case _:
+                log.debug("message out of place", job=self.id, message=type(message).__name__)
+        self._wake()
+
+    def fail(self, error: HawkError) -> None:
+        """Something else has ended the attempt: the peer is lost, or a chunk failed.  The first error counts."""
+        self._fault = self._fault or error
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, ready: Callable[[], T | None], again: Callable[[], object]) -> T:
+        """Waits for `ready()` to give something; raises what ended the attempt; calls `again` when it takes long."""
+        while True:
+            if self.ended is not None:
+                raise self.ended
+            if self._fault is not None:
+                raise self._fault
+            value = ready()
+            if value is not None:
+                return value
+            changed = self._changed
+            try:
+                await asyncio.wait_for(changed.wait(), NUDGE)
+            except TimeoutError:
+                again()
+
+    # -- saying ------------------------------------------------------------------------------------------
+
+    def _send(self, message: PeerMessage) -> None:
+        self._session.send(message)
+
+    async def ask(self, fetch: Fetch) -> Accepted:
+        """Asks for the cache until it is accepted; from then on the lease is kept up."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        self._send(fetch)
+        accepted = await self._until(lambda: self.accepted, lambda: self._send(fetch))
+        if loop.time() - asked > accepted.lease / 4:
+            # The answer took long (an early fetch waits for its offer): ask anew what the lease counts from.
+            seq = self._poll()
+            asked = await self._until(lambda: self._answered_at(seq), self._poll)
+        # P's lease runs from when it heard us, D's from when it spoke, which was before.
+        self._lease = Lease(accepted.lease * (1 - MARGIN), self._on_lease_lost, since=asked)
+        self._keep_alive = loop.create_task(self._renew(accepted.lease / 4))
+        return accepted
+
+    def _answered_at(self, seq: int) -> float | None:
+        """When the latest answered poll was sent, if that was number `seq` or a later one."""
+        return next((sent for number, sent in self._answered.items() if number >= seq), None)
+
+    async def prepared(self, number: int) -> Prepared:
+        """Waits for a chunk to be prepared."""
+        return await self._until(lambda: self._prepared.get(number), self._poll)
+
+    def consumed(self, number: int) -> None:
+        """All of a chunk that is wanted was read."""
+        self._consumed.add(number)
+        self._prepared.pop(number, None)
+        self._send(Consumed(self.id, number))
+
+    async def release(self) -> None:
+        """Gives all back; returns when the prefill side confirms that its lease held until now."""
+        self._send(Release(self.id))
+        await self._until(lambda: self._released or None, lambda: self._send(Release(self.id)))
+
+    async def abort(self, error: HawkError, *, wait: bool) -> None:
+        """Says that nothing is read any more; with `wait` gives the prefill side a moment to say how it ended."""
+        self._send(Abort(self.id, error.to_wire()))
+        if wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NUDGE):
+                    await self._end()
+
+    async def _end(self) -> None:
+        while self.ended is None:
+            await self._changed.wait()
+
+    def _poll(self) -> int:
+        self._seq += 1
+        self._polls[self._seq] = asyncio.get_running_loop().time()
+        while len(self._polls) > _POLLS_KEPT:
+            self._polls.pop(next(iter(self._polls)))
+        self._send(Poll(self.id, self._seq, sorted(self._consumed)))
+        return self._seq
+
+    async def _renew(self, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            self._poll()
