@@ -134,7 +134,7 @@ def overlay_environment(tree: Tree, env: Mapping[str, str], problems: list[str])
         if not name.startswith(ENV_PREFIX) or "__" not in name:
             continue
         parts = name[len(ENV_PREFIX) :].split("__")
-        if not all(parts):
+        if not all(parts) or parts[0].startswith("_"):
             problems.append(f"{name}: has an empty part; expected HAWK_TABLE__KEY")
             continue
         table = tree
@@ -276,11 +276,21 @@ class Reader:
     sources: dict[str, str] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
 
-    def problem(self, path: str, text: str, leaf: Leaf | None = None, *, secret: bool = False) -> None:
-        """One line: where, what was said, what is wrong."""
+    def problem(
+        self,
+        path: str,
+        text: str,
+        leaf: Leaf | None = None,
+        *,
+        secret: bool = False,
+        beside: Tree | None = None,
+    ) -> None:
+        """One line: where, what was said, what is wrong.  `beside` is the table in which something is missing."""
         self.bad.add(path)
         if leaf is None:
-            self.problems.append(f"{self.sources.get(path, 'config')}: {path}: {text}")
+            neighbour = next(leaves(beside or {}, path), None)
+            place = neighbour[1].source if neighbour else "configuration"
+            self.problems.append(f"{place}: {path}: {text}")
             return
         said = "(not shown)" if secret else _shown(leaf.value)
         self.problems.append(f"{leaf.source}: {path} = {said}: {text}")
@@ -307,17 +317,13 @@ class Reader:
         """
         table = self.table(node, path)
         hints = typing.get_type_hints(cls, include_extras=True)
-        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+        fields = {f.name: f for f in dataclasses.fields(cls) if not f.metadata.get("filled_later")}  # type: ignore[arg-type]
         for key in table:
             if key not in fields and key not in ignore:
                 self.unknown(_join(path, key), table[key], [*fields, *ignore])
         values: dict[str, Any] = {}
         for name, spec in fields.items():
-            if name in ignore and name not in table:
-                continue
-            if name in ignore and isinstance(table.get(name), dict):
-                continue
-            value, given = self._leaf(_join(path, name), table.get(name), hints[name], spec)
+            value, given = self._leaf(_join(path, name), table, hints[name], spec)
             if given:
                 values[name] = value
         try:
@@ -336,12 +342,8 @@ class Reader:
             if name in fields:
                 place, found = _join(path, name), table.get(name)
                 leaf = found if isinstance(found, Leaf) else None
-        self.problem(
-            place,
-            text,
-            leaf,
-            secret=leaf is not None and bool(fields[place.rpartition(".")[2]].metadata.get("secret")),
-        )
+        secret = leaf is not None and bool(fields[place.rpartition(".")[2]].metadata.get("secret"))
+        self.problem(place, text, leaf, secret=secret, beside=table)
 
     def table(self, node: Tree | Leaf | None, path: str) -> Tree:
         """The node as a table; a plain value where a table belongs is a problem."""
@@ -350,18 +352,17 @@ class Reader:
             return {}
         return node or {}
 
-    def _leaf(
-        self, path: str, node: Tree | Leaf | None, hint: Any, spec: dataclasses.Field[Any]
-    ) -> tuple[object, bool]:
+    def _leaf(self, path: str, table: Tree, hint: Any, spec: dataclasses.Field[Any]) -> tuple[object, bool]:
+        """One field's value, and whether it was given (or has to be, so that something must stand for it)."""
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        node: Tree | Leaf | None = table.get(spec.name)
         self.sources.setdefault(path, "default")
         if node is None:
             if required:
-                self.problem(path, "has to be given")
-                return None, True
-            return None, False
+                self.problem(path, "has to be given", beside=table)
+            return None, required
         if not isinstance(node, Leaf):
-            self.problem(path, "is a table; expected a value")
+            self.problem(path, "is a table; expected a value", beside=node)
             return None, required
         self.sources[path] = node.source
         secret = bool(spec.metadata.get("secret"))

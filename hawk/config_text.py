@@ -15,8 +15,6 @@ from hawk.config_read import unit_of
 from hawk.config_schema import SECTIONS, MemoryConfig
 from hawk.units import format_duration, format_size
 
-_SKIPPED = "options"  # shown as tables of their own
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -47,7 +45,7 @@ def rows(config: Config, sources: Sources) -> Iterator[Row]:
 def _rows(table: Any, path: str, sources: Sources) -> Iterator[Row]:
     hints = typing.get_type_hints(type(table), include_extras=True)
     for field in dataclasses.fields(table):
-        if field.name == _SKIPPED:
+        if field.metadata.get("filled_later"):  # a table of its own
             continue
         value = getattr(table, field.name)
         shown = as_toml(value, unit_of(hints[field.name], field.metadata))
@@ -98,9 +96,8 @@ def reference() -> str:
     for name, cls in SECTIONS.items():
         parts.append(_table(f"[{name}]", cls))
         if name == "transport":
-            parts += [
-                _table(f"[transport.{t}]", transports.config_class(t)) for t in sorted(transports.BUILT_IN)
-            ]
+            own = {t: transports.transport_class(t).Config for t in ("shm", "tcp")}
+            parts += [_table(f"[transport.{t}]", config) for t, config in own.items()]
     parts.append(_table("[memory.NAME]", MemoryConfig))
     for kind in ("host", "emulated-npu"):
         parts.append(_table(f'[memory.NAME] with kind = "{kind}"', memories.config_class(kind)))
@@ -113,7 +110,7 @@ def _table(title: str, cls: type[Any]) -> str:
     told = _aligned(cls.__doc__ or "")
     lines = [f"## {title}", "", "| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
     for field in dataclasses.fields(cls):
-        if field.name == _SKIPPED:
+        if field.metadata.get("filled_later"):  # a table of its own
             continue
         unit = unit_of(hints[field.name], field.metadata)
         if field.metadata.get("shown_default"):
