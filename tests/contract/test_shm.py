@@ -7,6 +7,7 @@ SMALL = {"chunk": 256 << 10, "piece": 4 << 20, "grace": 0.2}
 
 
 class TestOneThread(TransportContract):
+    takes_turns = True
     large = 12 << 20
 
     def make(self) -> ShmTransport:

@@ -1,13 +1,14 @@
 """tcp meets the contract, with one stream and with several."""
 
 from hawk.transports.tcp import TcpConfig, TcpTransport
-from hawk.transports.testing import TransportContract
+from hawk.transports.testing import MovingContract, TransportContract
 
 # Small buffers and pieces: the same paths as with the defaults, at a size that keeps the tests quick.
 SMALL = {"socket_buffer": 128 << 10, "chunk": 256 << 10, "piece": 4 << 20}
 
 
 class TestOneStream(TransportContract):
+    takes_turns = True
     large = 12 << 20
 
     def make(self) -> TcpTransport:
@@ -21,8 +22,8 @@ class TestThreeStreams(TransportContract):
         return TcpTransport(TcpConfig(streams=3, **SMALL))
 
 
-class TestDefaults(TransportContract):
-    large = 96 << 20
+class TestDefaults(MovingContract):
+    large = 40 << 20
 
     def make(self) -> TcpTransport:
         return TcpTransport()
