@@ -42,6 +42,7 @@ from hawk.control.messages import (
     Progress,
     Register,
     Registered,
+    ReleaseCache,
     Status,
     pack_blocks,
 )
@@ -59,6 +60,7 @@ from hawk.errors import (
 )
 from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
 from hawk.memory import shared
+from hawk.memory.received import map_received
 from hawk.units import parse_duration
 
 if TYPE_CHECKING:
@@ -243,6 +245,12 @@ class Client:
             raise InternalError("the agent gave another answer than the call has", got=type(got).__name__)
         return got
 
+    def _post(self, message: ReleaseCache) -> None:
+        """Sends a call whose answer nobody waits for."""
+        if self._channel is not None and self._lost is None:
+            with contextlib.suppress(HawkError):
+                self._channel.send(msgspec.structs.replace(message, id=next(self._ids)))
+
     def _take(self, header: Header, message: LocalMessage) -> None:
         del header
         if isinstance(message, Progress):
@@ -305,11 +313,14 @@ class Client:
         buffers: list[shared.SharedBuffer] = []
         try:
             for tag in answer.tags:
-                fd = await self._link.receive_fd(tag, self._timeout)
-                buffers.append(shared.map_fd(fd, answer.region_bytes, name=f"{memory}/channel{len(buffers)}"))
+                name = f"{memory}/channel{len(buffers)}"
+                buffers.append(
+                    await map_received(self._link, tag, answer.region_bytes, name=name, timeout=self._timeout)
+                )
         except BaseException:
             for buffer in buffers:
                 buffer.close()
+            self._post(ReleaseCache(0, answer.cache))
             raise
         bound = answer.descr
         compiled = spec.replace(channels=bound.channels or None, align=bound.align or None).compile()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import secrets
 from dataclasses import dataclass, field
@@ -13,14 +12,17 @@ import numpy as np
 from hawk.control.messages import Allocated, BufferRef, CacheDescr
 from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.jobs.caches import CacheEntry, compile_descr
-from hawk.memory import shared
+from hawk.memory.received import map_received
 from hawk.memory.region import Region
 from hawk.plan.types import Placement
 
 if TYPE_CHECKING:
+    import asyncio
+
     from hawk.control.descriptors import DescriptorLink
     from hawk.jobs.fetch import FetchJob
     from hawk.layouts import CompiledLayout
+    from hawk.memory import shared
     from hawk.memory.base import Allocation, Memory
 
 FD_TIMEOUT = 10.0
@@ -68,8 +70,9 @@ async def map_registered(
     try:
         for ref in refs:
             if ref.tag != HERE and ref.tag not in mapped:
-                fd = await session.connection.receive_fd(ref.tag, FD_TIMEOUT)
-                mapped[ref.tag] = shared.map_fd(fd, ref.total, name="client memory")
+                mapped[ref.tag] = await map_received(
+                    session.connection, ref.tag, ref.total, name="client memory", timeout=FD_TIMEOUT
+                )
         regions, index, offsets = _regions(refs, mapped, here)
     except BaseException:
         for buffer in mapped.values():
