@@ -153,12 +153,29 @@ static ALWAYS void decode_group(const struct work *w, int bits, int64_t s, uint3
 #undef FN
 #undef TARGET
 #undef WITH_AVX2
-#define PICK(name) (has_avx2 ? name##_avx2 : name##_baseline)
+#include "_avx512.h"
+#define PICK(name) (level_of >= AVX2 ? name##_avx2 : name##_baseline)
+#define PICK512(name) (level_of >= AVX512 ? name##_avx512 : PICK(name))
 #else
 #define PICK(name) name##_baseline
+#define PICK512(name) name##_baseline
 #endif
 
-static int has_avx2;
+enum { BASELINE, AVX2, AVX512 };
+static int level_of;
+static const char *const LEVELS[] = {"baseline", "avx2", "avx512"};
+
+static int detect(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
+        return AVX512;
+    if (__builtin_cpu_supports("avx2"))
+        return AVX2;
+#endif
+    return BASELINE;
+}
 
 /* -- the slow way: units cut in two, and pairs of codecs without a kernel ------------------------------------------ */
 
@@ -255,7 +272,7 @@ static kernel choose(const struct work *w, int woven)
         if (a >= BFP8)
             return regroup;
         if (a == BF16)
-            return b == BFP8 ? PICK(bf16_to_bfp8) : PICK(bf16_to_bfp4);
+            return b == BFP8 ? PICK512(bf16_to_bfp8) : PICK512(bf16_to_bfp4);
         if (a == FP16)
             return b == BFP8 ? PICK(fp16_to_bfp8) : PICK(fp16_to_bfp4);
         return b == BFP8 ? PICK(fp32_to_bfp8) : PICK(fp32_to_bfp4);
@@ -447,6 +464,49 @@ static int is_whole(const struct call *c, int64_t i)
     return c->column[LO][i] <= 0 && c->column[HI][i] > c->last_row && c->column[COLS][i] > c->last_col;
 }
 
+/* Source lines of a whole piece, as byte offsets from its first element; `lines` is 0 where the hardware sees far
+ * enough ahead by itself, because the runs are long. */
+#define MAX_LINES 96
+struct ahead {
+    int lines;
+    int64_t at[MAX_LINES];
+};
+
+static void look_ahead(struct ahead *a, const struct call *c)
+{
+    struct loop l[MAX_LOOPS];
+    int n = 0, bits = BITS[c->whole.work.src_codec];
+    a->lines = 0;
+    for (int i = 0; i < c->loops; i++) { /* by source stride, smallest first */
+        if (c->loop[i].ext == 1)
+            continue;
+        int k = n++;
+        for (; k > 0 && l[k - 1].src > c->loop[i].src; k--)
+            l[k] = l[k - 1];
+        l[k] = c->loop[i];
+    }
+    int64_t run = 1, lines = 1;
+    int first = 0;
+    while (first < n && l[first].src == run)
+        run *= l[first++].ext;
+    int64_t bytes = run * bits / 8;
+    if (bytes > 1024 || n == first)
+        return;
+    lines = (bytes + 63) / 64;
+    for (int i = first; i < n; i++)
+        if (__builtin_mul_overflow(lines, l[i].ext, &lines) || lines > MAX_LINES)
+            return;
+    for (int64_t k = 0; k < lines; k++) {
+        int64_t rest = k / ((bytes + 63) / 64), at = k % ((bytes + 63) / 64) * 64;
+        for (int i = first; i < n; i++) {
+            at += rest % l[i].ext * l[i].src * bits / 8;
+            rest /= l[i].ext;
+        }
+        a->at[k] = at;
+    }
+    a->lines = (int)lines;
+}
+
 struct misfit {
     int64_t piece, column, got, limit;
 };
@@ -493,14 +553,27 @@ static int check(const struct call *c, int64_t begin, int64_t end, struct misfit
     return 1;
 }
 
-/* Streaming stores want whole aligned words: of 16 bytes, wherever a unit begins. */
-static int stream_fits(const struct nest *t, const uint8_t *page, int64_t start)
+/* Streaming stores pay where whole lines are filled one after the other, and long enough for a memory page to stay
+ * open: does a whole piece write at least this many bytes in a row? */
+#define STREAM_RUN 512
+
+static int fills_lines(const struct call *c)
 {
-    uint64_t all = (uint64_t)(uintptr_t)page | (uint64_t)(start * t->work.width) | (uint64_t)(t->work.unit * t->work.width);
-    all |= (uint64_t)(t->rows.dst * t->work.width);
+    int64_t filled = 1;
+    for (int i = c->loops - 1; i >= 0 && (c->loop[i].dst == filled || c->loop[i].ext == 1); i--)
+        filled *= c->loop[i].ext;
+    return filled * BITS[c->whole.work.dst_codec] / 8 >= STREAM_RUN;
+}
+
+/* Every unit of the piece must begin and end on a word of 16 bytes. */
+static int stream_fits(const struct nest *t, int64_t start)
+{
+    int64_t bits = BITS[t->work.dst_codec];
+    uint64_t all = (uint64_t)(uintptr_t)(t->work.dst + t->work.dst_header) * 8 | (uint64_t)((start | t->work.unit) * bits);
+    all |= (uint64_t)(t->rows.dst * bits);
     for (int i = 0; i < t->outer; i++)
-        all |= (uint64_t)(t->loop[i].dst * t->work.width);
-    return (all & 15) == 0;
+        all |= (uint64_t)(t->loop[i].dst * bits);
+    return (all & 127) == 0;
 }
 
 static void prepare(struct nest *t, const struct call *c, int64_t i, int reads)
@@ -511,25 +584,41 @@ static void prepare(struct nest *t, const struct call *c, int64_t i, int reads)
         t->work.src = (const uint8_t *)c->src[c->column[SRC_CHANNEL][i]].buf + c->column[SRC_PAGE][i];
 }
 
+/* Pieces between a prefetch and its use. */
+#ifndef AHEAD
+#define AHEAD 2
+#endif
+
 static void execute(struct call *c, int64_t begin, int64_t end, int flags)
 {
     struct nest *t = &c->whole;
     kernel plain = t->run, groups = choose_groups(&t->work), streamed = NULL;
 #if defined(__SSE2__)
-    if (flags & STREAM && plain == PICK(copy_run))
-        streamed = PICK(stream_run);
-    if (flags & STREAM && plain == PICK(weave_run) && t->work.unit % 16 == 0)
-        streamed = plain;
+    if (flags & STREAM && fills_lines(c)) {
+        if (plain == PICK(copy_run))
+            streamed = PICK(stream_run);
+        if (plain == PICK512(bf16_to_bfp8) || (plain == PICK(weave_run) && t->work.unit % 16 == 0))
+            streamed = plain;
+    }
 #endif
+    struct ahead ahead;
+    look_ahead(&ahead, c);
     int steps_aligned = t->rows.src % GROUP == 0;
     for (int k = 0; k < t->outer; k++)
         steps_aligned &= t->loop[k].src % GROUP == 0;
     for (int64_t i = begin; i < end; i++) {
         int64_t s = c->column[SRC_START][i], d = c->column[DST_START][i];
+        if (i + AHEAD < end && is_whole(c, i + AHEAD)) {
+            const uint8_t *next = (const uint8_t *)c->src[c->column[SRC_CHANNEL][i + AHEAD]].buf +
+                                  c->column[SRC_PAGE][i + AHEAD] + t->work.src_header +
+                                  c->column[SRC_START][i + AHEAD] * BITS[t->work.src_codec] / 8;
+            for (int k = 0; k < ahead.lines; k++)
+                __builtin_prefetch(next + ahead.at[k], 0, 2);
+        }
         if (is_whole(c, i)) {
             prepare(t, c, i, 1);
             t->run = groups && steps_aligned && s % GROUP == 0 ? groups : plain;
-            t->work.stream = streamed && stream_fits(t, t->work.dst, d);
+            t->work.stream = streamed && stream_fits(t, d);
             if (t->work.stream)
                 t->run = streamed;
             walk(t, 0, s, d);
@@ -715,23 +804,35 @@ static PyObject *level(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
-    return PyUnicode_FromString(has_avx2 ? "avx2" : "baseline");
+    return PyUnicode_FromString(LEVELS[level_of]);
+}
+
+/* For tests: the kernels of a lower level give the same bytes. */
+static PyObject *set_level(PyObject *self, PyObject *args)
+{
+    const char *name;
+    if (!PyArg_ParseTuple(args, "s", &name))
+        return NULL;
+    for (int k = 0; k <= detect(); k++)
+        if (!strcmp(name, LEVELS[k])) {
+            level_of = k;
+            return level(self, NULL);
+        }
+    return PyErr_Format(PyExc_ValueError, "this CPU has no such level: %s", name);
 }
 
 static PyMethodDef methods[] = {
     {"retile", retile, METH_VARARGS, "Check, then retile pieces [begin, end)."},
     {"copy_segments", copy_segments, METH_VARARGS, "Copy segments between absolute addresses."},
     {"level", level, METH_NOARGS, "The instruction set in use."},
+    {"set_level", set_level, METH_VARARGS, "Use the kernels of a lower level; for tests."},
     {NULL, NULL, 0, NULL},
 };
 
 static int start(PyObject *module)
 {
     (void)module;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    has_avx2 = __builtin_cpu_supports("avx2");
-#endif
+    level_of = detect();
     return 0;
 }
 

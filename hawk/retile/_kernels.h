@@ -169,6 +169,7 @@ TARGET static ALWAYS void FN(gather)(const struct work *w, int codec, int64_t s,
         x[k] = codec == BF16 ? (uint32_t)h[k] << 16 : from_fp16(h[k]);
 }
 
+#ifndef WITH_AVX2
 /* Encode one group into its codes and its exponent. */
 TARGET static ALWAYS void FN(encode)(const uint32_t *x, int bits, uint8_t *code, uint8_t *exponent)
 {
@@ -195,6 +196,44 @@ TARGET static ALWAYS void FN(encode)(const uint32_t *x, int bits, uint8_t *code,
         for (int k = 0; k < GROUP / 2; k++)
             code[k] = (uint8_t)(y[2 * k] | y[2 * k + 1] << 4);
 }
+#else
+/* The same with the group in two registers of eight. */
+TARGET static ALWAYS __m256i FN(mantissas)(__m256i x, __m256i e, __m256i shared, int keep)
+{
+    const int drop = 24 - keep;
+    __m256i sig = _mm256_or_si256(_mm256_and_si256(x, _mm256_set1_epi32(0x7fffff)), _mm256_set1_epi32(0x800000));
+    sig = _mm256_andnot_si256(_mm256_cmpeq_epi32(e, _mm256_setzero_si256()), sig);
+    __m256i v = _mm256_srlv_epi32(sig, _mm256_sub_epi32(shared, e)); /* shifts of 32 and more give 0 */
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(v, drop), _mm256_set1_epi32(1));
+    __m256i m = _mm256_add_epi32(_mm256_add_epi32(v, _mm256_set1_epi32((1 << (drop - 1)) - 1)), odd);
+    m = _mm256_min_epi32(_mm256_srli_epi32(m, drop), _mm256_set1_epi32((1 << keep) - 1));
+    __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(x, 31), keep);
+    return _mm256_or_si256(m, _mm256_and_si256(sign, _mm256_cmpgt_epi32(m, _mm256_setzero_si256())));
+}
+
+TARGET static ALWAYS void FN(encode)(const uint32_t *x, int bits, uint8_t *code, uint8_t *exponent)
+{
+    __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)x);
+    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(x + 8));
+    __m256i ea = _mm256_and_si256(_mm256_srli_epi32(a, 23), _mm256_set1_epi32(0xff));
+    __m256i eb = _mm256_and_si256(_mm256_srli_epi32(b, 23), _mm256_set1_epi32(0xff));
+    __m256i all = _mm256_packus_epi32(ea, eb);
+    __m128i most = _mm_max_epu16(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    most = _mm_minpos_epu16(_mm_xor_si128(most, _mm_set1_epi16(-1))); /* the least complement is the largest */
+    most = _mm_and_si128(_mm_xor_si128(most, _mm_set1_epi16(-1)), _mm_set1_epi32(0xff));
+    __m256i shared = _mm256_broadcastd_epi32(most);
+    __m256i ma = FN(mantissas)(a, ea, shared, bits - 1), mb = FN(mantissas)(b, eb, shared, bits - 1);
+    __m256i m = _mm256_permute4x64_epi64(_mm256_packus_epi32(ma, mb), 0xd8);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    *exponent = (uint8_t)_mm_cvtsi128_si32(most);
+    if (bits == 8) {
+        _mm_storeu_si128((__m128i *)(void *)code, bytes);
+    } else {
+        __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001)); /* even + 16 * odd */
+        _mm_storel_epi64((__m128i *)(void *)code, _mm_packus_epi16(pairs, pairs));
+    }
+}
+#endif
 
 #define ENCODE(NAME, CODEC, BITS)                                                                                 \
     TARGET static void FN(NAME)(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)    \
@@ -217,65 +256,81 @@ ENCODE(bf16_to_bfp4, BF16, 4)
 /* A bf16 group is one 256-bit register.  With the 8-bit significand in the upper half of a 16-bit lane, the high
  * half of its product with 0x8000 >> shift is the significand << 7 >> shift, exactly: shifts of 8 and more leave
  * less than half a unit of the result, so 0 is right for them. */
-TARGET static ALWAYS void FN(encode_bf16)(__m256i x, int bits, uint8_t *code, uint8_t *exponent)
+TARGET static ALWAYS void FN(encode_bf16)(__m256i x, int bits, int stream, uint8_t *code, uint8_t *exponent)
 {
     const __m256i one = _mm256_set1_epi16(1);
     int keep = bits - 1, drop = 15 - keep;
-    __m256i size = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
-    __m128i most = _mm_max_epu16(_mm256_castsi256_si128(size), _mm256_extracti128_si256(size, 1));
-    most = _mm_minpos_epu16(_mm_xor_si128(most, _mm_set1_epi16(-1))); /* the least complement is the largest */
-    uint32_t shared = ((uint32_t)_mm_cvtsi128_si32(most) & 0xffff) ^ 0xffff;
-    shared >>= 7;
-    __m256i e = _mm256_srli_epi16(size, 7);
-    __m256i shift = _mm256_sub_epi16(_mm256_set1_epi16((short)shared), e);
+    __m256i complement = _mm256_andnot_si256(x, _mm256_set1_epi16(0x7fff)); /* its least word is the largest number */
+    __m128i most = _mm_min_epu16(_mm256_castsi256_si128(complement), _mm256_extracti128_si256(complement, 1));
+    most = _mm_srli_epi16(_mm_minpos_epu16(most), 7);
+    __m256i e = _mm256_srli_epi16(complement, 7);
+    __m256i shift = _mm256_sub_epi16(e, _mm256_broadcastw_epi16(most));
     shift = _mm256_min_epi16(shift, _mm256_set1_epi16(8));
     __m256i sig = _mm256_or_si256(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x80));
     const __m256i powers = _mm256_setr_epi8(
         -128, 64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, -128, 64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0);
     __m256i index = _mm256_or_si256(_mm256_slli_epi16(shift, 8), _mm256_set1_epi16(0x80));
     __m256i v = _mm256_mulhi_epu16(_mm256_slli_epi16(sig, 8), _mm256_shuffle_epi8(powers, index));
-    v = _mm256_andnot_si256(_mm256_cmpeq_epi16(e, _mm256_setzero_si256()), v);
+    v = _mm256_andnot_si256(_mm256_cmpeq_epi16(e, _mm256_set1_epi16(255)), v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi16(v, drop), one);
     __m256i m = _mm256_add_epi16(_mm256_add_epi16(v, _mm256_set1_epi16((short)((1 << (drop - 1)) - 1))), odd);
     m = _mm256_min_epi16(_mm256_srli_epi16(m, drop), _mm256_set1_epi16((short)((1 << keep) - 1)));
     __m256i sign = _mm256_slli_epi16(_mm256_srli_epi16(x, 15), keep);
     m = _mm256_or_si256(m, _mm256_and_si256(sign, _mm256_cmpgt_epi16(m, _mm256_setzero_si256())));
-    *exponent = (uint8_t)shared;
+    *exponent = (uint8_t)~_mm_cvtsi128_si32(most);
     __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
     if (bits == 8) {
-        _mm_storeu_si128((__m128i *)(void *)code, bytes);
+        if (stream)
+            _mm_stream_si128((__m128i *)(void *)code, bytes);
+        else
+            _mm_storeu_si128((__m128i *)(void *)code, bytes);
     } else {
         __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001)); /* even + 16 * odd */
         _mm_storel_epi64((__m128i *)(void *)code, _mm_packus_epi16(pairs, pairs));
     }
 }
 
-#define ENCODE_BF16(NAME, BITS)                                                                                   \
-    TARGET static void FN(NAME)(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)    \
-    {                                                                                                             \
-        for (; n > 0; n--, s += ss, d += ds) {                                                                    \
-            const uint16_t *from = (const uint16_t *)(const void *)w->src + s;                                    \
-            __m256i x;                                                                                            \
-            if (w->us == 1) {                                                                                     \
-                x = _mm256_loadu_si256((const __m256i *)(const void *)from);                                      \
-            } else if (w->apart) {                                                                                \
-                __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);                                 \
-                __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + w->apart));                    \
-                x = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)),                     \
-                                            _mm_unpackhi_epi16(a, b), 1);                                         \
-            } else {                                                                                              \
-                uint16_t h[GROUP];                                                                                \
-                for (int k = 0; k < GROUP; k++)                                                                   \
-                    h[k] = get16(from + w->at[k]);                                                                \
-                x = _mm256_loadu_si256((const __m256i *)(const void *)h);                                         \
-            }                                                                                                     \
-            FN(encode_bf16)(x, BITS, w->dst + w->dst_header + d * BITS / 8, w->dst + d / GROUP);                  \
-        }                                                                                                         \
+TARGET static ALWAYS void FN(encode_rows)(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds,
+                                          int bits, int stream)
+{
+    const uint16_t *from = (const uint16_t *)(const void *)w->src + s;
+    uint8_t *code = w->dst + w->dst_header + d * bits / 8, *exponent = w->dst + d / GROUP;
+    int64_t apart = w->apart, code_step = ds * bits / 8, exponent_step = ds / GROUP;
+    if (w->us == 1) {
+        for (; n > 0; n--, from += ss, code += code_step, exponent += exponent_step) {
+            __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)from);
+            FN(encode_bf16)(x, bits, stream, code, exponent);
+        }
+    } else if (apart) {
+        for (; n > 0; n--, from += ss, code += code_step, exponent += exponent_step) {
+            __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
+            __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + apart));
+            __m256i x = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)),
+                                                _mm_unpackhi_epi16(a, b), 1);
+            FN(encode_bf16)(x, bits, stream, code, exponent);
+        }
+    } else {
+        for (; n > 0; n--, from += ss, code += code_step, exponent += exponent_step) {
+            uint16_t h[GROUP];
+            for (int k = 0; k < GROUP; k++)
+                h[k] = get16(from + w->at[k]);
+            FN(encode_bf16)(_mm256_loadu_si256((const __m256i *)(const void *)h), bits, stream, code, exponent);
+        }
     }
+}
 
-ENCODE_BF16(bf16_to_bfp8, 8)
-ENCODE_BF16(bf16_to_bfp4, 4)
-#undef ENCODE_BF16
+TARGET static void FN(bf16_to_bfp8)(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
+{
+    if (w->stream)
+        FN(encode_rows)(w, s, d, n, ss, ds, 8, 1);
+    else
+        FN(encode_rows)(w, s, d, n, ss, ds, 8, 0);
+}
+
+TARGET static void FN(bf16_to_bfp4)(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
+{
+    FN(encode_rows)(w, s, d, n, ss, ds, 4, 0);
+}
 #endif
 #undef ENCODE
 

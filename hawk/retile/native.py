@@ -52,7 +52,10 @@ class CoreModule(Protocol):
         """Copy the segments; addresses are not checked."""
 
     def level(self) -> str:
-        """The instruction set in use: `"avx2"` or `"baseline"`."""
+        """The instruction set in use: `"avx512"`, `"avx2"` or `"baseline"`."""
+
+    def set_level(self, name: str) -> str:
+        """Use the kernels of a lower level, for tests; ValueError for one this CPU lacks."""
 
 
 def _load() -> CoreModule | None:
