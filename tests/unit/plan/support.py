@@ -36,20 +36,41 @@ def padded(layout, kv, axis):
     return max([d.div * d.ext for d in (*piece.page, *piece.inside) if d.axis == axis], default=1)
 
 
+_TERMS: dict[tuple[int, int], tuple[object, list[list[tuple[int, int]]], list[int]]] = {}
+"""By the layout's id, for hashing one takes longer than all the rest; the layout is kept so that ids stay its own."""
+
+
+def _terms(layout, kv):
+    """For every axis what each index, padding included, adds to (page number, position), in plain integers."""
+    piece, tables = layout.piece(kv), []
+    for axis in AXES:
+        page = [d for d in piece.page if d.axis == axis and axis not in layout.buffers]
+        inside = [d for d in piece.inside if d.axis == axis]
+        tables.append(
+            [
+                tuple(sum(i // d.div % d.ext * d.stride for d in digits) for digits in (page, inside))
+                for i in range(max(padded(layout, kv, axis), layout.shape.extent(axis)))
+            ]
+        )
+    return layout, tables, [layout.buffer(layer, kv) for layer in range(layout.shape.layers)]
+
+
 def place(layout, layer, kv, head, block, slot, dim):
-    """(buffer, channel, page's byte offset, position) like `locate`, in plain integers, padding included."""
-    index = dict(zip(AXES, (layer, kv, head, block, slot, dim), strict=True))
-    piece = layout.piece(kv)
-    page = sum(index[d.axis] // d.div % d.ext * d.stride for d in piece.page if d.axis not in layout.buffers)
-    inside = sum(index[d.axis] // d.div % d.ext * d.stride for d in piece.inside)
+    """(buffer, channel, page's byte offset, position) like `locate`, padding included."""
+    key = id(layout), kv
+    if key not in _TERMS:
+        _TERMS[key] = _terms(layout, kv)
+    _, (layers, kvs, heads, blocks, slots, dims), buffer = _TERMS[key]
+    a, b, c, d, e, f = layers[layer], kvs[kv], heads[head], blocks[block], slots[slot], dims[dim]
+    page, inside = a[0] + b[0] + c[0] + d[0] + e[0] + f[0], a[1] + b[1] + c[1] + d[1] + e[1] + f[1]
     at = page // layout.channels * layout.page_stride
-    return layout.buffer(layer, kv), page % layout.channels, at, inside
+    return buffer[layer], page % layout.channels, at, inside
 
 
 def element_bytes(layout, kv, inside):
     """Bytes of a page that position `inside` lives in: its own and its group's exponent."""
     codec = layout.codec
-    header = 0 if codec.group == 1 else layout.piece(kv).elements // codec.group
+    header = codec.header_bytes(layout.piece(kv).elements)
     first = header + inside * codec.bits // 8
     last = header + (inside * codec.bits + codec.bits - 1) // 8
     return {*range(first, last + 1)} | ({inside // codec.group} if header else set())
