@@ -20,7 +20,7 @@ from hawk.control.frames import (
     generation,
     refused_version,
 )
-from hawk.control.monitor import Monitor
+from hawk.control.monitor import BROKE, Monitor
 from hawk.control.receive import ReceiveLoop
 from hawk.errors import BadFrame, Busy, ControlError, HawkError, PeerLost, PeerUnreachable, VersionMismatch
 
@@ -100,6 +100,7 @@ class Channel(Generic[T]):
         self._seq_at_break = 0
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._waiters: set[asyncio.Future[None]] = set()
         self._monitor = Monitor(endpoint, self._connected, self._disconnected)
         self._receive = ReceiveLoop(
@@ -129,6 +130,7 @@ class Channel(Generic[T]):
         self.state = State.CLOSED
         self._receive.stop()
         self._monitor.close()
+        self._stop_retry()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -294,17 +296,42 @@ class Channel(Generic[T]):
         return True
 
     def _connected(self) -> None:
+        self._stop_retry()
         self._trouble = ""
         self._asked = False
         self._woken()
 
     def _disconnected(self, why: str) -> None:
-        self._trouble = why
+        # A refusal is followed by the end of the connection, which says less.
+        if why != BROKE or not self._trouble:
+            self._trouble = why
         self._asked = False
+        # What ZeroMQ does not mend by itself is mended here; see `Endpoint.reconnect`.  A mere break gets the
+        # time that a slow handshake may take.
+        limits = self.endpoint.limits
+        self._retry_in(limits.reconnect_most + (limits.handshake if why == BROKE else 0))
         if self.state is State.UP and not self._broken:
             self._broken = True
             self._seq_at_break = self._seq
             self._missed = 0
+
+    def _retry_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._retry is not None and self._retry.when() <= loop.time() + seconds:
+            return
+        self._stop_retry()
+        self._retry = loop.call_later(seconds, self._reconnect)
+
+    def _stop_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def _reconnect(self) -> None:
+        self._retry = None
+        self.endpoint.reconnect()
+        self._receive.poke()
+        self._retry_in(self.endpoint.limits.reconnect_most + self.endpoint.limits.handshake)
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._beat.interval, self._tick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import os
 import socket
@@ -78,7 +79,7 @@ class DescriptorLink:
                     if self.closed:
                         raise self._lost()
                     try:
-                        socket.send_fds(self._socket, [tag], [fd], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                        _send_packet(self._socket, tag, fd)
                     except BlockingIOError:
                         await self._wait_for_room()
                     except OSError as error:
@@ -143,15 +144,13 @@ class DescriptorLink:
             if self.closed:
                 return
             try:
-                data, fds, flags, _ = socket.recv_fds(
-                    self._socket, PACKET_BYTES, 2, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
+                data, fds, flags = receive_packet(self._socket)
             except BlockingIOError:
                 return
             except OSError as error:
                 self._end(f"the connection broke: {error.strerror}")
                 return
-            fault = self._accept(bytes(data), fds, flags)
+            fault = self._accept(data, fds, flags)
             if fault:
                 for fd in fds:
                     os.close(fd)
@@ -215,6 +214,28 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def receive_packet(sock: socket.socket) -> tuple[bytes, list[int], int]:
+    """One packet, without waiting: its bytes, the descriptors with it (the caller's from now on), the flags.
+
+    Raises `BlockingIOError` if there is none, and another `OSError` if the connection broke.  The library's own
+    `recv_fds` drops its flags, so that a program started in between would inherit the descriptors.
+    """
+    fds = array.array("i")
+    # Room for one descriptor more than a packet may have, so that a second one shows; the kernel closes others.
+    data, extra, flags, _ = sock.recvmsg(
+        PACKET_BYTES, socket.CMSG_SPACE(2 * fds.itemsize), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, content in extra:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds), flags
+
+
+def _send_packet(sock: socket.socket, tag: bytes, fd: int) -> None:
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+    sock.sendmsg([tag], [rights], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def check_length(value: bytes, nbytes: int, field: str) -> None:

@@ -28,6 +28,8 @@ _WATCHED = (
     | zmq.Event.DISCONNECTED
 )
 
+BROKE = "the connection broke"
+
 
 class Monitor:
     """Calls `on_up()` when a handshake succeeded and `on_down(why)` when a connection broke or was refused."""
@@ -57,7 +59,7 @@ class Monitor:
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._on_up()
         elif event == zmq.Event.DISCONNECTED:
-            self._on_down("the connection broke")
+            self._on_down(BROKE)
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self._on_down("the peer does not accept our key")
         else:

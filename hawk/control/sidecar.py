@@ -20,7 +20,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from hawk.control.descriptors import PACKET_BYTES, DescriptorLink, check_length, wake
+from hawk.control.descriptors import DescriptorLink, check_length, receive_packet, wake
 from hawk.control.local import SIDECAR_SUFFIX, LocalListener, listen, socket_path
 from hawk.errors import ControlError, HawkError, PeerUnreachable
 
@@ -129,9 +129,7 @@ class Sidecar:
 
     def _on_hello(self, sock: socket.socket) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(
-                sock, PACKET_BYTES, 2, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
+            data, fds, _ = receive_packet(sock)
         except BlockingIOError:
             return
         except OSError:
@@ -139,7 +137,7 @@ class Sidecar:
             return
         for fd in fds:
             os.close(fd)
-        token = bytes(data[len(_HELLO) :])
+        token = data[len(_HELLO) :]
         good = data[: len(_HELLO)] == _HELLO and len(token) == TOKEN_BYTES and not fds
         if not good or token in self._sessions:
             self._refuse(sock)

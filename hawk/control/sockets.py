@@ -7,6 +7,7 @@ that never finish a handshake, and over TCP speaks CURVE unless the configuratio
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import secrets
@@ -97,6 +98,19 @@ class Endpoint:
                 raise PeerLost("the peer is not connected any more", address=self.address) from None
             raise ControlError(f"cannot send: {error.strerror}", address=self.address) from error
 
+    def reconnect(self) -> None:
+        """Connects a DEALER anew.
+
+        ZeroMQ connects again by itself after a connection was refused or broke, but never after the far side
+        broke the protocol or refused our key, as one does that is just being set up.
+        """
+        if self.raw.closed:
+            return
+        # There is nothing to disconnect from if ZeroMQ gave up altogether.
+        with contextlib.suppress(zmq.ZMQError):
+            self.raw.disconnect(self.address)
+        self.raw.connect(self.address)
+
     def close(self) -> None:
         """Closes the socket and frees its address; what is still queued is dropped.  Safe to call twice."""
         if not self.raw.closed:
@@ -141,7 +155,7 @@ class Sockets:
         secure = self._secure(address, field)
         if secure and self.zap is None:
             self.authorise({})  # nobody may come in, rather than anybody
-        raw = self._make(zmq.ROUTER)
+        raw = self._make(zmq.ROUTER, address)
         listener: LocalListener | None = None
         try:
             raw.router_mandatory = True
@@ -189,7 +203,7 @@ class Sockets:
             )
         if server_key is not None and not is_public_key(server_key):
             raise ConfigError("this is no public key", field=field, got=repr(server_key)[:80])
-        raw = self._make(zmq.DEALER)
+        raw = self._make(zmq.DEALER, address)
         try:
             # The identity lasts as long as the socket, across reconnects; it starts with no zero byte, which
             # is ZeroMQ's own, and is never told to anybody but the far side.
@@ -256,7 +270,7 @@ class Sockets:
             )
         return False
 
-    def _make(self, kind: int) -> zmq.Socket[bytes]:
+    def _make(self, kind: int, address: str) -> zmq.Socket[bytes]:
         limits = self.limits
         raw = self.context.socket(kind)
         raw.linger = 0
@@ -270,7 +284,8 @@ class Sockets:
         raw.heartbeat_ttl = _milliseconds(limits.heartbeat_timeout)
         raw.reconnect_ivl = _milliseconds(limits.reconnect_first)
         raw.reconnect_ivl_max = _milliseconds(limits.reconnect_most)
-        raw.ipv6 = socket.has_ipv6
+        # With it ZeroMQ would write IPv4 addresses as mapped ones, which nobody would know again.
+        raw.ipv6 = "[" in address
         return raw
 
 
