@@ -8,11 +8,14 @@ vectorised lookup in it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from hawk.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
 
 ARENA_ALIGN = 64
 """Every plane's part of every channel begins at a multiple of this many arena bytes (a cache line)."""
+
+
+MAX_PATTERN = 1 << 22
+"""Pages of a block times channels: what the table of residues may hold."""
+
+MAX_PAGE = 1 << 26
+"""Elements of a page.  A layout comes from a peer: both bounds are far above any cache, and keep a plan cheap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,13 +132,27 @@ def _byte_runs(layout: CompiledLayout, moved: NDArray[np.bool_]) -> tuple[I64, I
     return at, nbytes
 
 
+def _check_size(layout: CompiledLayout, kv: int) -> None:
+    piece = layout.piece(kv)
+    pages = math.prod(d.ext for d in piece.page if d.axis in ("head", "slot", "dim"))
+    for field, got, most in (
+        ("pages of a block x channels", pages * layout.channels, MAX_PATTERN),
+        ("elements of a page", piece.elements, MAX_PAGE),
+    ):
+        if got > most:
+            raise InvalidArgument(
+                "too large to plan", field=field, got=got, expected=f"{most} or less", layout=layout.name
+            )
+
+
 @lru_cache(maxsize=512)
 def pattern(layout: CompiledLayout, kv: int, cut: int) -> Pattern:
     """What moves of one block of plane (any layer, `kv`) when its rows from slot `cut` on belong to the job.
 
     `cut` is 0 for every block but the one in which the token range begins.  Pages whose rows all lie before
-    `cut` are left out.
+    `cut` are left out.  Raises `InvalidArgument` for a layout beyond `MAX_PATTERN` or `MAX_PAGE`.
     """
+    _check_size(layout, kv)
     page, slot = _block_pages(layout, kv)
     which = np.full(len(page), -1, np.int64)
     cut_at: list[I64] = []

@@ -64,7 +64,7 @@ def split(
     OutOfMemory
         one block of one layer is larger than `max_bytes`; `expected` names the smallest size that works.
     InvalidArgument
-        the selection names layers that the target does not have.
+        the selection names layers that the target does not have, or the layout is too large to plan.
     """
     check_selection(dst, selection)
     begin, end = entries(dst, selection)

@@ -215,3 +215,17 @@ def test_chunks_that_do_not_fit_are_refused(blocks, selection, chunk, field):
     layout = load("tenstorrent/kv").compile(s.shape())
     with pytest.raises(InvalidArgument, match=field):
         target_chunk(layout, np.asarray(blocks), selection, chunk)
+
+
+@pytest.mark.parametrize(
+    ("order", "shape", "channels", "field"),
+    [
+        ("block head slot dim/2 | dim%2", s.shape(heads=128, dim=512, block_size=256), 1, "pages of a block"),
+        ("block head slot | dim", s.shape(heads=8, block_size=64), 65536, "channels"),
+        ("block | head slot dim", s.shape(heads=4096, dim=512, block_size=64), 1, "elements of a page"),
+    ],
+)
+def test_layouts_beyond_any_cache_are_refused_before_they_cost_anything(order, shape, channels, field):
+    layout = s.declare("huge", order, buffers="layer kv").compile(shape, channels=channels)
+    with pytest.raises(InvalidArgument, match=field):
+        split(layout, Selection(0, 1, 3, 40), max_bytes=1 << 40)
