@@ -112,7 +112,10 @@ class Endpoint:
         self.raw.connect(self.address)
 
     def close(self) -> None:
-        """Closes the socket and frees its address; what is still queued is dropped.  Safe to call twice."""
+        """Closes the socket; what is still queued is dropped.  Safe to call twice.
+
+        An ipc address is free at once, a TCP port as soon as ZeroMQ's I/O thread got to it.
+        """
         if not self.raw.closed:
             self.raw.close(linger=0)
         if self._listener is not None:

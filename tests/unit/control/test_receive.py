@@ -1,6 +1,8 @@
 """The receive loop on inproc sockets: what is sent there waits in the receiver's queue at once."""
 
 import asyncio
+import select
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,6 +111,40 @@ def test_messages_that_come_one_by_one_are_all_seen(runner: asyncio.Runner, make
         back.stop()
 
     runner.run(run())
+
+
+def _use_up_the_hint(router: zmq.Socket[bytes], dealer: zmq.Socket[bytes], text: bytes) -> None:
+    """A message arrives at the router, and a send there takes note of it instead of the descriptor."""
+    dealer.send(text)
+    # ZeroMQ looks at what arrived in a send at most once a millisecond.
+    time.sleep(0.01)
+    router.send_multipart([b"a", b"unrelated"])
+    assert not select.select([router.fileno()], [], [], 0)[0]
+
+
+@pytest.mark.parametrize("place", ["outside", "on_wake"])
+async def test_a_send_that_uses_up_the_hint_loses_no_message(make: Make, place: str) -> None:
+    router, dealer = _router(make), _dealer(make, b"a")
+    got: asyncio.Queue[bytes] = asyncio.Queue()
+    waiting = False
+
+    def woken() -> None:
+        nonlocal waiting
+        if waiting:
+            waiting = False
+            _use_up_the_hint(router, dealer, b"second")
+
+    loop = ReceiveLoop(router, lambda _, frames: got.put_nowait(frames[0]), on_wake=woken)
+    loop.start()
+    waiting = place == "on_wake"
+    dealer.send(b"first")
+    async with asyncio.timeout(20):
+        assert await got.get() == b"first"
+        if place == "outside":
+            _use_up_the_hint(router, dealer, b"second")
+            loop.poke()
+        assert await got.get() == b"second"
+    loop.stop()
 
 
 def test_a_flood_does_not_hold_up_another_peer(runner: asyncio.Runner, make: Make) -> None:
