@@ -88,16 +88,21 @@ def split(
             expected=f"{smallest} or more",
             layout=dst.name,
         )
-    cuts: list[tuple[int, int]] = []
-    block = begin
-    while block < end:
-        # The size grows with the number of blocks: bisect for the largest number that fits.
+
+    def most(block: int) -> int:
+        """The largest number of entries from `block` on that fits; the size grows with the number."""
         low, high = 1, end - block
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if size(1, block, middle) <= max_bytes else (low, middle - 1)
-        cuts.append((block, low))
-        block += low
+        return low
+
+    # Only the first entry can hold neighbours' pages, so all chunks but the first one are alike.
+    cuts = [(begin, most(begin))]
+    block = begin + cuts[0][1]
+    if block < end:
+        step = most(block)
+        cuts += [(at, min(step, end - at)) for at in range(block, end, step)]
     return tuple(Chunk(layer, 1, at, n) for layer in range(selection.layer, last) for at, n in cuts)
 
 
