@@ -402,6 +402,20 @@ async def test_a_cancelled_wait_leaves_nothing(ends: Ends) -> None:
     assert not channel._waiters
 
 
+def test_both_kinds_of_loop(runner: asyncio.Runner, make_sockets: MakeSockets, tmp_path: Path) -> None:
+    async def run() -> None:
+        ends = Ends(make_sockets)
+        server = ends.server(f"ipc://{tmp_path}/s", echo=True)
+        channel = ends.channel(server.address)
+        await channel.up(30)
+        channel.send(Text("hello"))
+        assert (await ends.next("channel"))[1] == "hello"
+        for end in ends.open:
+            end.close()
+
+    runner.run(run())
+
+
 def test_links_leave_no_descriptor(tmp_path: Path) -> None:
     async def once() -> None:
         made: list[Sockets] = []

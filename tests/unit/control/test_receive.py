@@ -136,6 +136,9 @@ async def test_a_send_that_uses_up_the_hint_loses_no_message(make: Make, place: 
 
     loop = ReceiveLoop(router, lambda _, frames: got.put_nowait(frames[0]), on_wake=woken)
     loop.start()
+    # The start has a turn of its own, which must not be the one that finds the message.
+    for _ in range(5):
+        await asyncio.sleep(0)
     waiting = place == "on_wake"
     dealer.send(b"first")
     async with asyncio.timeout(20):
