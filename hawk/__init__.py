@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hawk._version import __version__
 
 if TYPE_CHECKING:
+    from hawk import blocking as blocking
     from hawk.agent import Agent
     from hawk.cache import CacheSpec, KVCache
     from hawk.client import Client, connect
@@ -114,6 +115,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "blocking":
+        return import_module("hawk.blocking")
     if name not in __all__:
         raise AttributeError(f"module 'hawk' has no attribute {name!r}")
     value: object = getattr(import_module(_HOME.get(name, "hawk.errors")), name)
