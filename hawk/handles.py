@@ -17,8 +17,9 @@ from hawk.control.messages import (
     ReleaseCache,
     StartFetch,
     Withdraw,
+    unpack_blocks,
 )
-from hawk.errors import Aborted, HawkError, InvalidArgument, StillDraining, from_wire
+from hawk.errors import Aborted, HawkError, InvalidArgument, PeerUnreachable, StillDraining, from_wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
@@ -85,16 +86,23 @@ class DeviceCache(Cache):
         """One array per channel."""
         return [buffer.array for buffer in self._buffers]
 
+    @property
+    def descriptors(self) -> list[int]:
+        """One memfd per channel, for another process to map; they stay this cache's to close."""
+        return [buffer.fd for buffer in self._buffers]
+
     def buffer(self, layer: int, kv: int) -> list[NDArray[np.uint8]]:
         """The bytes of the buffer that holds this layer and kv, per channel, from its base on."""
         base = self.offsets[self.layout.buffer(layer, kv)]
         return [channel[base : base + self.layout.channel_bytes] for channel in self.channels]
 
     async def release(self) -> None:
-        """Gives the cache back to the agent's pool."""
-        await super().release()
-        for buffer in self._buffers:
-            buffer.close()
+        """Gives the cache back to the agent's pool, and its channels' mappings to the system."""
+        try:
+            await super().release()
+        finally:
+            for buffer in self._buffers:
+                buffer.close()
 
 
 class OfferHandle:
@@ -115,13 +123,17 @@ class OfferHandle:
     async def ended(self) -> str:
         """Waits until the offer has ended and HAWK reads its blocks no more.
 
-        Returns `"consumed"`, `"expired"` or `"withdrawn"`.  Raises `UnknownRequest` if it had ended before.
+        Returns `"consumed"`, `"expired"` or `"withdrawn"`.  Raises `UnknownRequest` if it ended so long ago, or so
+        many offers ago, that the agent has forgotten it.
         """
         answer = await self._client.call(AwaitOffer(0, self.request), OfferEnded, timeout=None)
         return answer.outcome
 
     async def withdraw(self) -> None:
-        """Ends the offer, and a job that has claimed it; returns when HAWK reads its blocks no more."""
+        """Ends the offer, and a job that has claimed it; returns when HAWK reads its blocks no more.
+
+        An offer that has ended stays as it ended.
+        """
         await self._client.done(Withdraw(0, self.request), timeout=None)
 
 
@@ -230,12 +242,17 @@ class Fetch:
         self._client.track(self)
         try:
             await self._client.done(self._message)
+        except PeerUnreachable as error:
+            # No answer in time says nothing: the agent may begin any moment.  It is told to end whatever it began.
+            self._client.post(AbortFetch(0, self.job))
+            self.ended(FetchEnded(job=self.job, error=error.to_wire()))
+            raise self._draining(error.message) from error
         except HawkError as error:
             self.ended(FetchEnded(job=self.job, error=error.to_wire()))
             raise
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             # The agent may have begun: what it began ends here, in the caller's place.
-            await self._finish_abort()
+            await self._finish_abort(error)
             raise
 
     async def result(self) -> Ready:
@@ -250,8 +267,8 @@ class Fetch:
     async def _run(self) -> Ready:
         try:
             return await self.result()
-        except asyncio.CancelledError:
-            await self._finish_abort()
+        except asyncio.CancelledError as error:
+            await self._finish_abort(error)
             raise
 
     async def progress(self) -> AsyncIterator[Progress]:
@@ -280,28 +297,36 @@ class Fetch:
         except HawkError as error:
             if self._result.done():
                 return
-            raise StillDraining(
-                "the fetch did not end in time; its blocks stay quarantined",
-                field="blocks",
-                job=self.job,
-                seconds=self._abort_timeout,
-                reason=error.message,
-            ) from error
+            raise self._draining(error.message) from error
         if not self._result.done():
             # The agent answers in order, so it would have told of the end before: it never knew the job.
             self.ended(
                 FetchEnded(job=self.job, error=Aborted("the fetch was ended before it began").to_wire())
             )
 
-    async def _finish_abort(self) -> None:
-        """`abort`, carried through although the caller is being cancelled."""
+    def _draining(self, reason: str) -> StillDraining:
+        table = unpack_blocks(self._message.blocks).tolist()
+        shown = ", ".join(map(str, table[:32])) + (f" and {len(table) - 32} more" if len(table) > 32 else "")
+        return StillDraining(
+            "the fetch did not end in time; its blocks stay quarantined",
+            field="blocks",
+            got=shown,
+            job=self.job,
+            seconds=self._abort_timeout,
+            reason=reason,
+        )
+
+    async def _finish_abort(self, cancelled: asyncio.CancelledError) -> None:
+        """`abort`, carried through although the caller is being cancelled; what went wrong becomes a note on that."""
         task = asyncio.get_running_loop().create_task(self.abort())
         while not task.done():
             try:
                 await asyncio.wait({task})
             except asyncio.CancelledError:
                 continue  # the caller raises its own; this one says the same
-        task.exception()
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            cancelled.add_note(str(fault))
 
     async def __aenter__(self) -> Fetch:
         await self.start()

@@ -23,7 +23,7 @@ VENDORS = (
     "habana",
     "gaudi",
 )
-MAY_NAME_VENDORS = re.compile(r"hawk/integrations/|hawk/memory/tenstorrent|layouts/[^/]*\.toml$")
+MAY_NAME_VENDORS = re.compile(r"hawk/integrations/|hawk/memory/tenstorrent|layouts/.*\.toml$")
 
 # Written in pieces, so that this file does not find itself.
 NEVER_COMMITTED = re.compile(
