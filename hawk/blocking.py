@@ -172,7 +172,13 @@ class Client:
 
     def fetch(self, ticket: str | Offer | None = None, **options: Any) -> Ready:
         """Fetches and waits until it is ready; see `hawk.Client.fetch` for the options."""
-        return self.submit(ticket, **options).result()
+        job = self.submit(ticket, **options)
+        try:
+            return job.result()
+        except BaseException:
+            if not job.done():  # interrupted from the keyboard: nobody is left who could end it
+                job.abort()
+            raise
 
     def submit(self, ticket: str | Offer | None = None, **options: Any) -> Job:
         """Starts a fetch and returns at once with a `Job`."""

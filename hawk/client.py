@@ -11,260 +11,48 @@ A client belongs to the event loop and the process that connected it; used from 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import os
 import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-
-from hawk._version import __version__
-from hawk.control.beat import Beat
-from hawk.control.channel import Channel
-from hawk.control.frames import Codec
+from hawk.arguments import block_table, count, request_id, small_note
+from hawk.connection import CALL_TIMEOUT, Connection
+from hawk.control import frames
 from hawk.control.messages import (
     Allocate,
     Allocated,
     AskStatus,
-    Attach,
-    Attached,
     BufferRef,
-    Done,
-    Failed,
-    FetchEnded,
-    LocalMessage,
-    MemoryInfo,
     Offer,
     Offered,
-    Progress,
     Register,
     Registered,
     ReleaseCache,
     Status,
-    pack_blocks,
 )
-from hawk.control.sidecar import connect_sidecar, sidecar_path
-from hawk.control.sockets import Sockets
-from hawk.errors import (
-    HawkError,
-    InternalError,
-    InvalidArgument,
-    PeerLost,
-    PeerUnreachable,
-    RegistrationFailed,
-    WrongContext,
-    from_wire,
-)
+from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
 from hawk.memory import shared
 from hawk.memory.received import map_received
 from hawk.units import parse_duration
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from numpy.typing import ArrayLike
 
     from hawk.agent import Agent
     from hawk.cache import CacheSpec, KVCache
-    from hawk.control.descriptors import DescriptorLink
-    from hawk.control.frames import Header
 
-LOCAL_CODEC: Codec[LocalMessage] = Codec(msgspec.msgpack.Decoder(LocalMessage))
-
-CALL_TIMEOUT = 30.0
-"""Seconds within which an agent answers a call that has nothing to wait for."""
+__all__ = ["CALL_TIMEOUT", "Client", "block_table", "connect"]
 
 _HERE = bytes(16)
 
-M = TypeVar("M", bound=msgspec.Struct)
 
-
-def block_table(blocks: ArrayLike, field: str = "blocks") -> bytes:
-    """A block table for the wire; raises `InvalidArgument` unless it is a flat list of block numbers."""
-    table = np.asarray(blocks)
-    if table.ndim != 1 or table.size == 0 or table.dtype.kind not in "iu":
-        raise InvalidArgument(
-            "a block table is a flat, non-empty list of integers",
-            field=field,
-            got=f"shape {table.shape}, {table.dtype}",
-        )
-    if int(table.min()) < 0 or int(table.max()) > 2**31 - 1:
-        bad = int(np.flatnonzero((table < 0) | (table > 2**31 - 1))[0])
-        raise InvalidArgument(
-            "no block number", field=f"{field}[{bad}]", got=int(table[bad]), expected="0 or more"
-        )
-    return pack_blocks(table)
-
-
-class Client:
+class Client(Connection):
     """A connection to the agent of this node.  Make it with `hawk.connect`, use it as an async context manager.
 
     name, role     of the agent
     memories       the agent's memories
     """
-
-    def __init__(self, address: str, *, timeout: float = 10.0) -> None:
-        self.address = address
-        self.name = ""
-        self.role = ""
-        self.memories: list[MemoryInfo] = []
-        self._timeout = timeout
-        self._pid = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sockets: Sockets | None = None
-        self._channel: Channel[LocalMessage] | None = None
-        self._link: DescriptorLink | None = None
-        self._calls: dict[int, asyncio.Future[LocalMessage]] = {}
-        self._ids = itertools.count(1)
-        self._fetches: dict[str, Fetch] = {}
-        self._lost: HawkError | None = None
-
-    # -- connecting --------------------------------------------------------------------------------------
-
-    async def __aenter__(self) -> Client:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def open(self) -> None:
-        """Connects; raises `PeerUnreachable` if no agent answers at the address in time."""
-        if self._loop is not None:
-            raise WrongContext("the client is open already, or was closed", field="client")
-        self._loop = asyncio.get_running_loop()
-        try:
-            token = secrets.token_bytes(16)
-            path = sidecar_path(self.address)
-            self._link = await connect_sidecar(path, token, timeout=self._timeout, on_closed=self._agent_gone)
-            self._sockets = Sockets()
-            self._channel = Channel(
-                self._sockets.dealer(self.address),
-                LOCAL_CODEC,
-                self._take,
-                on_lost=self._lose,
-                on_restarted=lambda old, new: self._lose(
-                    PeerLost("the agent restarted", address=self.address)
-                ),
-                peer="the local agent",
-                # The descriptor socket tells of the agent's death at once; silence alone proves nothing.
-                beat=Beat(interval=1.0, timeout=3600.0),
-            )
-            self._channel.start()
-            await self._channel.up(self._timeout)
-            attached = await self.call(
-                Attach(0, token, os.getpid(), f"hawk/{__version__}"), Attached, timeout=self._timeout
-            )
-        except BaseException as error:
-            await self.close()
-            if isinstance(error, PeerUnreachable):
-                error.hint = f"Is an agent running with agent.local = {self.address!r}?"
-            raise
-        self.name, self.role, self.memories = attached.name, attached.role, attached.memories
-        self._generation = attached.generation
-
-    async def close(self) -> None:
-        """Ends fetches in flight, then the connection; the agent withdraws what this client offered."""
-        for fetch in list(self._fetches.values()):
-            with contextlib.suppress(HawkError):
-                await fetch.abort()
-        self._lose(PeerLost("the client was closed", address=self.address))
-        if self._channel is not None:
-            self._channel.close()
-        if self._link is not None:
-            self._link.close()
-        if self._sockets is not None:
-            self._sockets.close()
-
-    def _agent_gone(self) -> None:
-        self._lose(PeerLost("the agent's process is gone", address=self.address))
-
-    def _lose(self, error: HawkError) -> None:
-        if self._lost is None:
-            self._lost = error
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(self._lost)
-        for fetch in list(self._fetches.values()):
-            fetch.ended(FetchEnded(job=fetch.job, error=self._lost.to_wire()))
-
-    def check_context(self) -> None:
-        """Raises `WrongContext` unless this is the process and the event loop that opened the client."""
-        if os.getpid() != self._pid:
-            raise WrongContext(
-                "the client belongs to the parent process; connect anew in the child", field="client"
-            )
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-        if loop is None or loop is not self._loop:
-            raise WrongContext(
-                "the client belongs to the event loop that opened it"
-                if self._loop is not None
-                else "the client is not open",
-                field="client",
-                hint="Use `async with hawk.connect(...)`, or hawk.blocking from threads",
-            )
-        if self._lost is not None:
-            raise self._lost
-
-    # -- calls -------------------------------------------------------------------------------------------
-
-    async def call(
-        self, message: msgspec.Struct, answer: type[M], *, timeout: float | None = CALL_TIMEOUT
-    ) -> M:
-        """Sends a call (its `id` is filled in) and waits for an answer of that type; raises what the agent raised."""
-        self.check_context()
-        assert self._channel is not None
-        assert self._loop is not None
-        number = next(self._ids)
-        future: asyncio.Future[LocalMessage] = self._loop.create_future()
-        self._calls[number] = future
-        try:
-            self._channel.send(msgspec.structs.replace(message, id=number))
-            async with asyncio.timeout(timeout):
-                got = await future
-        except TimeoutError as error:
-            if isinstance(error, HawkError):
-                raise
-            raise PeerUnreachable(
-                "the agent did not answer in time", call=type(message).__name__, seconds=timeout
-            ) from None
-        finally:
-            del self._calls[number]
-        if isinstance(got, Failed):
-            raise from_wire(got.error)
-        if not isinstance(got, answer):
-            raise InternalError("the agent gave another answer than the call has", got=type(got).__name__)
-        return got
-
-    def _post(self, message: ReleaseCache) -> None:
-        """Sends a call whose answer nobody waits for."""
-        if self._channel is not None and self._lost is None:
-            with contextlib.suppress(HawkError):
-                self._channel.send(msgspec.structs.replace(message, id=next(self._ids)))
-
-    def _take(self, header: Header, message: LocalMessage) -> None:
-        del header
-        if isinstance(message, Progress):
-            fetch = self._fetches.get(message.job)
-            if fetch is not None:
-                fetch.progressed(message)
-        elif isinstance(message, FetchEnded):
-            fetch = self._fetches.get(message.job)
-            if fetch is not None:
-                fetch.ended(message)
-        else:
-            future = self._calls.get(getattr(message, "id", 0))
-            if future is not None and not future.done():
-                future.set_result(message)
 
     # -- caches ------------------------------------------------------------------------------------------
 
@@ -320,7 +108,7 @@ class Client:
         except BaseException:
             for buffer in buffers:
                 buffer.close()
-            self._post(ReleaseCache(0, answer.cache))
+            self.post(ReleaseCache(0, answer.cache))
             raise
         bound = answer.descr
         compiled = spec.replace(channels=bound.channels or None, align=bound.align or None).compile()
@@ -354,15 +142,15 @@ class Client:
         answer = await self.call(
             Offer(
                 id=0,
-                request=_request(request),
+                request=request_id(request),
                 cache=cache.id,
                 blocks=block_table(blocks),
-                tokens=_count(tokens, "tokens"),
+                tokens=count(tokens, "tokens"),
                 ttl=parse_duration(ttl, field="ttl"),
-                note=_note(note),
+                note=small_note(note),
                 layers=cache.layout.shape.layers
                 if layers_ready is None
-                else _count(layers_ready, "layers_ready"),
+                else count(layers_ready, "layers_ready"),
                 consumer=consumer,
             ),
             Offered,
@@ -398,32 +186,20 @@ class Client:
         return Fetch(
             self,
             ticket=str(ticket) if ticket is not None else "",
-            request=_request(request) if not ticket else "",
+            request=request_id(request) if not ticket else "",
             source=source,
             cache=into,
             blocks=block_table(blocks),
-            first=_count(first, "first"),
-            tokens=_count(tokens, "tokens"),
+            first=count(first, "first"),
+            tokens=count(tokens, "tokens"),
             timeout=parse_duration(timeout, field="timeout"),
             wait=wait,
             abort_timeout=parse_duration(abort_timeout, field="abort_timeout"),
         )
 
-    def track(self, fetch: Fetch) -> None:
-        """Messages of this fetch go to it from now on."""
-        self._fetches[fetch.job] = fetch
-
-    def untrack(self, fetch: Fetch) -> None:
-        """The fetch has ended."""
-        self._fetches.pop(fetch.job, None)
-
     async def status(self) -> Status:
         """The agent's pools and counts."""
         return await self.call(AskStatus(0), Status)
-
-    async def done(self, message: msgspec.Struct, *, timeout: float | None = CALL_TIMEOUT) -> None:
-        """A call that is answered by `Done`."""
-        await self.call(message, Done, timeout=timeout)
 
 
 def connect(address: str | Agent | None = None, *, timeout: float | str = "10s") -> Client:
@@ -446,33 +222,4 @@ def connect(address: str | Agent | None = None, *, timeout: float | str = "10s")
 
 def _embedded_agent(generation: str) -> bool:
     """Whether the agent of that generation lives in this process."""
-    from hawk.control import frames
-
     return f"{frames.generation():016x}" == generation
-
-
-def _request(request: str) -> str:
-    if not 1 <= len(request) <= 512:
-        raise InvalidArgument(
-            "a request id is a string",
-            field="request",
-            got=repr(request)[:80],
-            expected="1 to 512 characters",
-        )
-    return request
-
-
-def _count(value: Any, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) < 2**48:
-        raise InvalidArgument(
-            "not a count", field=field, got=repr(value)[:80], expected="an integer, 0 or more"
-        )
-    return int(value)
-
-
-def _note(note: bytes) -> bytes:
-    if len(note) > 4096:
-        raise InvalidArgument(
-            "a note is a few bytes", field="note", got=f"{len(note)} bytes", expected="bytes, at most 4096"
-        )
-    return note

@@ -17,11 +17,12 @@ from hawk.control.keys import load_pair, load_peers
 from hawk.control.messages import Hello, PoolStatus, Status, Welcome
 from hawk.control.sidecar import Sidecar, sidecar_path
 from hawk.control.sockets import Sockets
-from hawk.errors import ConfigError, InvalidArgument, NotViable
+from hawk.errors import InvalidArgument, NotViable
 from hawk.jobs.caches import CacheBook
 from hawk.jobs.fetch import FetchContext
+from hawk.jobs.links import Links
 from hawk.jobs.offers import OfferBook
-from hawk.jobs.peers import Links, Peers
+from hawk.jobs.peers import Peers
 from hawk.jobs.planner import Planner
 from hawk.jobs.quarantine import Quarantine
 from hawk.jobs.serve import ServeContext
@@ -31,20 +32,30 @@ from hawk.memory.arena import Arena
 from hawk.observe.http import ObserveServer
 from hawk.observe.log import get as get_log
 from hawk.observe.metrics import Metrics, watch_loop
+from hawk.retile import native
 from hawk.retile.cpu import Retiler
 from hawk.transports import registry as transports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from hawk.config import Config, Sources
+    from hawk.config import Config
     from hawk.memory.base import Memory
     from hawk.transports.base import Transport
 
 log = get_log("hawk.agent")
 
 SOFTWARE = f"hawk/{__version__}"
+
+
+def _core(choice: str) -> AbstractContextManager[None]:
+    """Makes the whole process use one retile core, where the config names it; HAWK_CORE holds otherwise."""
+    if choice == "auto":
+        return contextlib.nullcontext()
+    if choice == "c":
+        native.core()  # raises where it was not built
+    return native.using("c" if choice == "c" else "numpy")
 
 
 class Agent:
@@ -114,6 +125,7 @@ class Agent:
             self._watch(name, memory)
         self.metrics.watch_pool("arena", self._arena_states)
         await self._start_transports()
+        stack.enter_context(_core(config.retile.core))
         retiler = Retiler(config.retile.threads or len(os.sched_getaffinity(0)))
         stack.callback(retiler.close)
         self._planner = Planner()
@@ -191,9 +203,13 @@ class Agent:
             beat=beat,
             generation=self.generation,
             max_jobs=config.jobs.max_jobs,
+            in_flight=config.jobs.in_flight_per_peer,
+            refuse=lambda: self.wrong_role("prefill"),
         )
         self.serving.start()
         self._stack.push_async_callback(self.serving.close)
+        links = Links(self.transports)
+        self._stack.push_async_callback(links.close)
         self.peers = Peers(
             self.sockets,
             StaticPeers(config.peers),
@@ -202,10 +218,9 @@ class Agent:
             beat=beat,
             generation=self.generation,
             secure=self.sockets.keys is not None,
+            on_end=links.drop,
         )
         self._stack.callback(self.peers.close)
-        links = Links(self.transports)
-        self._stack.push_async_callback(links.close)
         self.fetch_context = FetchContext(
             peers=self.peers,
             links=links,
@@ -259,6 +274,19 @@ class Agent:
             known = ", ".join(self.memories) or "none: the config has no [memory.NAME]"
             raise InvalidArgument("no such memory", field="memory", got=name, expected=known) from None
 
+    def wrong_role(self, needed: str) -> InvalidArgument | None:
+        """What to answer where this agent does not take that side of transfers; None where it does."""
+        role = self.config.agent.role
+        if role in (needed, "both"):
+            return None
+        what = "sends no caches" if needed == "prefill" else "receives no caches"
+        return InvalidArgument(
+            f"the agent {self.config.agent.name} {what}",
+            field="agent.role",
+            got=role,
+            expected=f"{needed} or both",
+        )
+
     def not_ready(self) -> str | None:
         """Why the agent takes no new jobs just now, or None if it does."""
         if self.draining:
@@ -306,7 +334,8 @@ class Agent:
 
     async def drain(self, timeout: float) -> bool:
         """Takes no new jobs and waits until the running ones have ended; False if `timeout` seconds were not enough."""
-        self.draining = self.serving.draining = True
+        self.draining = True
+        self.serving.drain()
         log.info("draining", serving=self.serving.jobs, fetching=self.fetching, offers=len(self.offers))
         try:
             async with asyncio.timeout(timeout):
@@ -323,45 +352,3 @@ class Agent:
         """Ends every job (those still running fail, named) and closes every part.  Safe to call twice."""
         self.draining = True
         await self._stack.aclose()
-
-
-def check_config(config: Config) -> None:
-    """Raises `ConfigError` for what a running agent cannot do without."""
-    if not config.agent.local:
-        raise ConfigError("a local socket is needed", field="agent.local", expected='"ipc://PATH"')
-
-
-async def run(
-    config: Config, sources: Sources | None = None, *, on_up: Callable[[Agent], None] | None = None
-) -> int:
-    """Runs an agent until SIGTERM or SIGINT, then drains it; returns the exit status."""
-    import signal
-
-    del sources
-    check_config(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    agent = Agent(config, embedded=False)
-    await agent.start()
-    try:
-        if on_up is not None:
-            on_up(agent)
-        await stop.wait()
-        # A second signal ends the wait for jobs that do not end.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-            loop.add_signal_handler(number, stop.set)
-        stop.clear()
-        hurry = loop.create_task(stop.wait())
-        drain = loop.create_task(agent.drain(config.agent.drain))
-        await asyncio.wait({hurry, drain}, return_when=asyncio.FIRST_COMPLETED)
-        done = drain.done() and drain.result()
-        for task in (hurry, drain):
-            task.cancel()
-        await asyncio.gather(hurry, drain, return_exceptions=True)
-    finally:
-        await agent.close()
-    log.info("agent down", drained=done)
-    return 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from hawk.agent import fetching, offering
+from hawk.agent.outbox import Outbox
 from hawk.agent.sessions import Session, allocate_cache, hand_over, map_registered
 from hawk.control.frames import Codec
 from hawk.control.messages import (
@@ -18,52 +20,36 @@ from hawk.control.messages import (
     AwaitOffer,
     Done,
     Failed,
-    FetchEnded,
     LayersReady,
     LocalMessage,
     MemoryInfo,
     Offer,
-    Offered,
-    OfferEnded,
-    Progress,
     Register,
     Registered,
     ReleaseCache,
     StartFetch,
-    Ticket,
     Withdraw,
-    decode_ticket,
-    encode_ticket,
-    unpack_blocks,
 )
 from hawk.control.server import Server
-from hawk.errors import (
-    Aborted,
-    BadFrame,
-    Busy,
-    ControlError,
-    Draining,
-    HawkError,
-    InternalError,
-    InvalidArgument,
-    PeerLost,
-    UnknownRequest,
-)
-from hawk.jobs.fetch import FetchJob, FetchRequest
+from hawk.errors import Aborted, BadFrame, Busy, ControlError, Draining, HawkError, InternalError, PeerLost
 from hawk.jobs.offers import OfferEntry, Outcome
-from hawk.jobs.states import State, settle
 from hawk.observe.log import get as get_log
-from hawk.plan.check import check_blocks
-from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
     from hawk.agent.core import Agent
     from hawk.control.descriptors import DescriptorLink
     from hawk.control.frames import Header
+    from hawk.jobs.caches import CacheEntry
 
 log = get_log("hawk.agent.service")
 
 LOCAL_CODEC: Codec[LocalMessage] = Codec(msgspec.msgpack.Decoder(LocalMessage))
+
+MOST_CALLS = 1024
+"""Calls of one client that may wait for their answers."""
+
+MOST_STRANGERS = 64
+"""Connections without a session that are remembered."""
 
 
 class Service:
@@ -77,7 +63,8 @@ class Service:
         self._agent = agent
         self._sessions: dict[bytes, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closing = False
         self.server: Server[LocalMessage] = Server(
             agent.sockets.router(agent.config.agent.local, field="agent.local"),
             LOCAL_CODEC,
@@ -96,54 +83,65 @@ class Service:
 
     def opened(self, token: bytes, connection: DescriptorLink) -> None:
         """A client's descriptor socket has come."""
-        self._sessions[token] = Session(token, connection)
+        if self._closing:
+            raise Draining("the agent is shutting down")
+        self._forget_strangers()
+        self._sessions[token] = session = Session(token, connection)
+        session.outbox = Outbox(lambda message: self.server.send(session.identity, message), connection.close)
+
+    def _forget_strangers(self) -> None:
+        """Silence proves nothing on this socket, so whoever left before it attached is forgotten here."""
+        strangers = [identity for identity in self.server.peers if identity not in self._by_identity]
+        for identity in strangers[:-MOST_STRANGERS]:
+            self.server.forget(identity)
 
     def closed(self, token: bytes) -> None:
         """The client's process closed its descriptor socket, or died."""
-        session = self._sessions.pop(token, None)
-        if session is None:
-            return
+        session = self._sessions.get(token)
+        if session is not None:
+            self._end(session, PeerLost("the client's process is gone", pid=session.pid))
+
+    def _end(self, session: Session, error: HawkError) -> None:
+        del self._sessions[session.token]
         session.closed = True
+        if session.outbox is not None:
+            session.outbox.close()
         self._by_identity.pop(session.identity, None)
         self.server.forget(session.identity)
-        task = asyncio.get_running_loop().create_task(self._end(session))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task = asyncio.get_running_loop().create_task(self._end_all(session, error))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
-    async def _end(self, session: Session) -> None:
+    async def _end_all(self, session: Session, error: HawkError) -> None:
         """Ends all that a client has left: calls, fetches, offers, then its caches."""
-        gone = PeerLost("the client's process is gone", pid=session.pid)
         for task in list(session.tasks):
             task.cancel()
-        for job, _ in list(session.fetches.values()):
-            job.stop(gone)
         for request in list(session.offers):
             entry = self._agent.offers.find(request)
             if entry is not None:
-                self._agent.offers.end(entry, Outcome.WITHDRAWN, gone)
+                self._agent.offers.end(entry, Outcome.WITHDRAWN, error)
         for cache in self._agent.caches.of_session(session.token):
             self._agent.caches.close(cache)
-        for _, task in list(session.fetches.values()):
-            await settle(task)
+        await fetching.stop_all(session, error)
         log.info("client left", pid=session.pid)
 
     async def close(self) -> None:
-        """Ends every session, then the socket."""
-        for token in list(self._sessions):
-            self.closed(token)
-        while self._closing:
-            await asyncio.gather(*self._closing, return_exceptions=True)
+        """Ends every fetch (its client is told), then every session, then the socket."""
+        self._closing = True
+        stopping = Aborted("the agent is stopping", by="the agent")
+        for session in list(self._sessions.values()):
+            await fetching.stop_all(session, stopping)
+        for session in list(self._sessions.values()):
+            self._end(session, stopping)
+        while self._ending:
+            await asyncio.gather(*self._ending, return_exceptions=True)
         self.server.close()
 
     # -- calls -------------------------------------------------------------------------------------------
 
     def _reply(self, session: Session, message: LocalMessage) -> None:
-        if session.closed:
-            return
-        try:
-            self.server.send(session.identity, message)
-        except (Busy, ControlError) as error:
-            log.warning("answer not delivered", pid=session.pid, reason=str(error))
+        if not session.closed and session.outbox is not None:
+            session.outbox.put(message)
 
     def _take(self, identity: bytes, header: Header, message: LocalMessage) -> None:
         del header
@@ -157,6 +155,10 @@ class Service:
             self._agent.metrics.bad_frame(error.code)
             if call is not None:
                 self._answer_stranger(identity, Failed(call, error.to_wire()))
+            return
+        if len(session.tasks) >= MOST_CALLS:
+            busy = Busy(f"a client may wait for {MOST_CALLS} answers at a time", retry_after=0.1)
+            self._reply(session, Failed(call, busy.to_wire()))
             return
         task = asyncio.get_running_loop().create_task(self._call(session, call, message))
         session.tasks.add(task)
@@ -174,23 +176,17 @@ class Service:
             error = BadFrame("no descriptor socket presented this session", field="session")
             self._answer_stranger(identity, Failed(message.id, error.to_wire()))
             return
-        session.identity, session.pid = identity, message.pid
+        # What the kernel says of the descriptor socket counts: who claims to be us could name our addresses.
+        session.identity, session.pid = identity, session.connection.pid
         self._by_identity[identity] = session
         agent = self._agent
-        self._reply(
-            session,
-            Attached(
-                message.id,
-                agent.config.agent.name,
-                agent.config.agent.role,
-                f"{agent.generation:016x}",
-                [
-                    MemoryInfo(m.name, m.kind, m.channels, m.channel_bytes, m.free_bytes())
-                    for m in agent.memories.values()
-                ],
-            ),
-        )
-        log.info("client attached", pid=message.pid, software=message.software)
+        memories = [
+            MemoryInfo(m.name, m.kind, m.channels, m.channel_bytes, m.free_bytes())
+            for m in agent.memories.values()
+        ]
+        name, role = agent.config.agent.name, agent.config.agent.role
+        self._reply(session, Attached(message.id, name, role, f"{agent.generation:016x}", memories))
+        log.info("client attached", pid=session.pid, software=message.software)
 
     async def _call(self, session: Session, call: int, message: LocalMessage) -> None:
         try:
@@ -211,200 +207,52 @@ class Service:
                 self._keep(session, entry)
                 return Registered(call, entry.id)
             case Allocate():
-                entry = allocate_cache(session, message.cache, agent.memory(message.memory))
-                self._keep(session, entry)
-                return await hand_over(session, call, entry)
+                return await self._allocate(session, call, message)
             case ReleaseCache(cache=cache):
                 entry = agent.caches.get(cache, session.token)
                 agent.caches.close(entry)
+                gone = Aborted("the prefill side released the cache", by="the prefill side")
+                offering.withdraw_all(agent, entry, gone)
                 await entry.gone.wait()
             case Offer():
-                return self._offer(session, message)
+                return offering.offer(agent, session, message)
             case LayersReady(request=request, layers=layers):
-                self._own(session, request)
+                offering.own(agent, session, request)
                 agent.offers.layers_ready(request, layers)
             case Withdraw(request=request):
-                offer = self._own(session, request)
-                withdrawn = Aborted("the prefill side withdrew the offer", request=request)
-                agent.offers.end(offer, Outcome.WITHDRAWN, withdrawn)
-                await offer.ended.wait()
+                await offering.withdraw(agent, session, request)
             case AwaitOffer(request=request):
-                offer = self._own(session, request)
-                await offer.ended.wait()
-                return OfferEnded(call, str(offer.outcome), offer.taken_by)
+                return await offering.ending(agent, session, call, request)
             case StartFetch():
-                self._fetch(session, message)
+                fetching.start(agent, session, message, lambda answer: self._reply(session, answer))
             case AbortFetch(job=job):
-                await self._abort(session, job)
+                await fetching.abort(session, job)
             case AskStatus():
                 return agent.status(call)
             case _:
                 raise BadFrame("this message is not a client's to send", got=type(message).__name__)
         return Done(call)
 
-    def _keep(self, session: Session, entry: Any) -> None:
-        if session.closed:
+    async def _allocate(self, session: Session, call: int, message: Allocate) -> LocalMessage:
+        agent = self._agent
+        entry = allocate_cache(session, message.cache, agent.memory(message.memory))
+        self._keep(session, entry)
+        try:
+            return await hand_over(session, call, entry)
+        except BaseException:
+            agent.caches.close(entry)
+            raise
+
+    def _keep(self, session: Session, entry: CacheEntry) -> None:
+        try:
+            if session.closed:
+                raise PeerLost("the client's process is gone", pid=session.pid)
+            self._agent.caches.add(entry)
+        except HawkError:
             if entry.on_close is not None:
                 entry.on_close()
-            raise PeerLost("the client's process is gone", pid=session.pid)
-        self._agent.caches.add(entry)
-
-    # -- offers ------------------------------------------------------------------------------------------
-
-    def _own(self, session: Session, request: str) -> OfferEntry:
-        entry = self._agent.offers.find(request)
-        if entry is None or entry.cache.session != session.token:
-            raise UnknownRequest(
-                "this client has no open offer for that request", field="request", got=request
-            )
-        return entry
-
-    def _offer(self, session: Session, message: Offer) -> Offered:
-        agent = self._agent
-        if agent.draining:
-            raise Draining("the agent is shutting down and takes no new offers")
-        cache = agent.caches.get(message.cache, session.token)
-        if message.tokens < 1:
-            raise InvalidArgument("an offer holds at least one token", field="tokens", got=message.tokens)
-        if message.ttl <= 0:
-            raise InvalidArgument(
-                "an offer lives for some time", field="ttl", got=message.ttl, expected="more than 0"
-            )
-        if message.layers > cache.layout.shape.layers:
-            raise InvalidArgument(
-                "the cache has fewer layers",
-                field="layers",
-                got=message.layers,
-                expected=f"0..{cache.layout.shape.layers}",
-            )
-        selection = Selection(layer=0, layers=cache.layout.shape.layers, token=0, tokens=message.tokens)
-        blocks = check_blocks(cache.layout, unpack_blocks(message.blocks), selection, "blocks")
-        entry = OfferEntry(
-            request=message.request,
-            cache=cache,
-            blocks=blocks,
-            tokens=message.tokens,
-            note=message.note,
-            layers=message.layers,
-            consumer=message.consumer,
-        )
-        agent.offers.add(entry, message.ttl)
-        agent.caches.use(cache)
-        session.offers.add(message.request)
-        return Offered(
-            message.id,
-            encode_ticket(
-                Ticket(
-                    agent=agent.config.agent.name,
-                    address=agent.advertised_address,
-                    generation=f"{agent.generation:016x}",
-                    request=message.request,
-                    claim=entry.claim,
-                    tokens=message.tokens,
-                )
-            ),
-        )
+            raise
 
     def offer_ended(self, entry: OfferEntry) -> None:
-        """An offer is over and its source blocks are free: forget it."""
-        self._agent.caches.done(entry.cache)
-        session = self._sessions.get(entry.cache.session)
-        if session is not None:
-            session.offers.discard(entry.request)
-        log.info("offer ended", request=entry.request, outcome=str(entry.outcome), consumer=entry.taken_by)
-
-    # -- fetches -----------------------------------------------------------------------------------------
-
-    def _fetch(self, session: Session, message: StartFetch) -> None:
-        agent = self._agent
-        if agent.draining:
-            raise Draining("the agent is shutting down and takes no new fetches")
-        if message.job in session.fetches:
-            return
-        if agent.fetching >= agent.config.jobs.max_jobs:
-            raise Busy(
-                f"this agent fetches at most {agent.config.jobs.max_jobs} jobs at a time", retry_after=0.2
-            )
-        cache = agent.caches.get(message.cache, session.token)
-        claim = address = ""
-        request, source, tokens = message.request, message.source, message.tokens
-        if message.ticket:
-            ticket = decode_ticket(message.ticket)
-            request, source, claim, address = ticket.request, ticket.agent, ticket.claim, ticket.address
-            tokens = tokens or max(ticket.tokens - message.first, 0)
-        elif not (request and source):
-            raise InvalidArgument("a fetch needs a ticket, or a request and its source", field="ticket")
-        if message.timeout <= 0:
-            raise InvalidArgument("a fetch has some time", field="timeout", got=message.timeout)
-        job = FetchJob(
-            agent.fetch_context,
-            FetchRequest(
-                job=message.job,
-                request=request,
-                claim=claim,
-                source=source,
-                address=address,
-                cache=cache,
-                blocks=unpack_blocks(message.blocks),
-                first=message.first,
-                tokens=tokens,
-                timeout=message.timeout,
-                wait=message.wait,
-            ),
-            lambda state, done, total: self._reply(
-                session, Progress(message.job, state.value, done, max(total, done))
-            ),
-        )
-        task = asyncio.get_running_loop().create_task(self._run(session, message.job, job))
-        session.fetches[message.job] = (job, task)
-
-    async def _run(self, session: Session, job_id: str, job: FetchJob) -> None:
-        agent = self._agent
-        agent.fetching += 1
-        error: HawkError | None = None
-        try:
-            result = await job.run()
-            ended = FetchEnded(
-                job=job_id,
-                error={},
-                tokens=result.tokens,
-                first=result.first,
-                nbytes=result.nbytes,
-                note=result.note,
-                transport=result.transport,
-                mode=result.mode,
-                phases=result.phases,
-                channels=result.channels,
-            )
-        except HawkError as fault:
-            error = fault
-            ended = FetchEnded(job=job_id, error=fault.to_wire())
-        finally:
-            agent.fetching -= 1
-            session.fetches.pop(job_id, None)
-            ending = "ready" if error is None else error.code
-            agent.fetch_done(ending)
-        agent.metrics.job(ending, "fetch", job.result.transport)
-        agent.metrics.moved("in", job.result.transport, job.result.nbytes)
-        log.info(
-            "fetch ended",
-            request=job.request.request,
-            job=job_id,
-            source=job.request.source,
-            ending=ending,
-            reason=None if error is None else str(error),
-            bytes=job.result.nbytes,
-            transport=job.result.transport,
-            mode=job.result.mode,
-            seconds=job.result.phases.get("total"),
-        )
-        self._reply(session, ended)
-
-    async def _abort(self, session: Session, job_id: str) -> None:
-        entry = session.fetches.get(job_id)
-        if entry is None:
-            return
-        job, task = entry
-        if job.state is not State.READY:
-            job.stop(Aborted("the client ended the fetch"))
-        await asyncio.wait({task})
+        """An offer is over and its source blocks are free."""
+        offering.ended(self._agent, self._sessions.get(entry.cache.session), entry)

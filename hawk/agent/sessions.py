@@ -19,6 +19,7 @@ from hawk.plan.types import Placement
 if TYPE_CHECKING:
     import asyncio
 
+    from hawk.agent.outbox import Outbox
     from hawk.control.descriptors import DescriptorLink
     from hawk.jobs.fetch import FetchJob
     from hawk.layouts import CompiledLayout
@@ -53,6 +54,7 @@ class Session:
     offers: set[str] = field(default_factory=set)
     fetches: dict[str, tuple[FetchJob, asyncio.Task[None]]] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    outbox: Outbox | None = None
     closed: bool = False
 
 

@@ -16,18 +16,30 @@ from hawk._version import __version__
     type=click.Path(path_type=Path, dir_okay=False),
     help="The agent's TOML file; without one, defaults and HAWK_TABLE__KEY variables hold.",
 )
+@click.option(
+    "--ready-fd",
+    type=click.IntRange(min=0),
+    help="An open descriptor to which one line is written once the agent answers: its control address.",
+)
 @click.version_option(__version__, prog_name="hawk-agent")
-def agent(file: Path | None) -> int:
-    """Runs an agent until SIGTERM, which lets running jobs end first."""
+def agent(file: Path | None, ready_fd: int | None) -> int:
+    """Runs an agent until SIGTERM, which lets running jobs end first; a second one does not wait for them."""
     import asyncio
+    import os
 
     import uvloop
 
-    from hawk.agent import run
+    from hawk.agent import Agent, run
     from hawk.config import load_config
     from hawk.observe.log import configure
 
     config, sources = load_config(file)
     configure(config.agent.log_level, config.agent.log_format)
+
+    def up(started: Agent) -> None:
+        if ready_fd is not None:
+            os.write(ready_fd, f"{started.control_address}\n".encode())
+            os.close(ready_fd)
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(config, sources))
+        return runner.run(run(config, sources, on_up=up))

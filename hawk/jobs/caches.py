@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -61,6 +62,8 @@ class CacheEntry:
     memory       the agent's memory that holds it, or None where the client's own memory does
     session      the client that owns it
     on_close     gives back what the entry holds (mappings, allocations)
+    owners       the job that writes each block; `quarantined` once that job was told to end and has not yet
+    lent         how many open offers may be read from each block
     """
 
     descr: CacheDescr
@@ -73,35 +76,60 @@ class CacheEntry:
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     owners: dict[int, str] = field(default_factory=dict)
     quarantined: dict[int, str] = field(default_factory=dict)
+    lent: Counter[int] = field(default_factory=Counter)
     users: int = 0
     closing: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def own(self, blocks: NDArray[np.int64], job: str) -> None:
-        """Gives `blocks` to `job`, all or none; raises `RangeBusy` naming the first that is taken."""
+        """Gives `blocks` to `job`, which will write them; all or none.
+
+        Raises `RangeBusy` naming the first that another job writes or an open offer may be read from.
+        """
         wanted = [int(b) for b in blocks]
         for i, block in enumerate(wanted):
-            holder = self.owners.get(block) or self.quarantined.get(block)
-            if holder is not None and holder != job:
+            self._check_written(i, block)
+            if self.lent[block]:
                 raise RangeBusy(
-                    "the block still belongs to another job", field=f"blocks[{i}]", got=block, holder=holder
+                    "an open offer holds the block",
+                    field=f"blocks[{i}]",
+                    got=block,
+                    hint="Wait until the offer has ended, or withdraw it",
                 )
         for block in wanted:
             self.owners[block] = job
 
-    def disown(self, job: str, *, quarantine: bool = False) -> list[int]:
-        """Takes all blocks of `job` back; into quarantine if a byte may still land in them."""
-        mine = [b for b, holder in self.owners.items() if holder == job]
-        for block in mine:
-            del self.owners[block]
-            if quarantine:
-                self.quarantined[block] = job
-        return mine
+    def _check_written(self, i: int, block: int) -> None:
+        holder = self.owners.get(block) or self.quarantined.get(block)
+        if holder is not None:
+            raise RangeBusy(
+                "the block still belongs to another job", field=f"blocks[{i}]", got=block, holder=holder
+            )
 
-    def leave_quarantine(self, job: str) -> None:
-        """No byte of `job` can land any more; call `CacheBook.settle` afterwards."""
-        for block in [b for b, holder in self.quarantined.items() if holder == job]:
-            del self.quarantined[block]
+    def quarantine(self, job: str) -> None:
+        """`job` was told to end: its blocks are nobody's to use until it has, for a byte may still land in them."""
+        for block in [b for b, holder in self.owners.items() if holder == job]:
+            self.quarantined[block] = self.owners.pop(block)
+
+    def disown(self, job: str) -> None:
+        """`job` has ended and no byte of it can land any more: its blocks are free."""
+        for table in (self.owners, self.quarantined):
+            for block in [b for b, holder in table.items() if holder == job]:
+                del table[block]
+
+    def lend(self, blocks: NDArray[np.int64]) -> None:
+        """An offer will be read from `blocks`, as others may be; raises `RangeBusy` for one that a job writes."""
+        wanted = [int(b) for b in blocks]
+        for i, block in enumerate(wanted):
+            self._check_written(i, block)
+        self.lent.update(wanted)
+
+    def take_back(self, blocks: NDArray[np.int64]) -> None:
+        """The offer has ended, and its blocks are read no more."""
+        for block in blocks:
+            self.lent[int(block)] -= 1
+            if not self.lent[int(block)]:
+                del self.lent[int(block)]
 
 
 class CacheBook:
@@ -151,17 +179,12 @@ class CacheBook:
             self._finish(entry)
 
     def close(self, entry: CacheEntry) -> None:
-        """Takes the cache away; its memory goes back when the last job has left it and no block is quarantined."""
+        """Takes the cache away; its memory goes back when the last job has left it."""
         entry.closing = True
         self._finish(entry)
 
-    def settle(self, entry: CacheEntry) -> None:
-        """Blocks have left quarantine: a closing cache may go now."""
-        if entry.closing:
-            self._finish(entry)
-
     def _finish(self, entry: CacheEntry) -> None:
-        if entry.users > 0 or entry.quarantined or entry.id not in self._entries:
+        if entry.users > 0 or entry.id not in self._entries:
             return
         del self._entries[entry.id]
         if entry.on_close is not None:

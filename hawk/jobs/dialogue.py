@@ -22,7 +22,7 @@ from hawk.control.messages import (
     Release,
     Released,
 )
-from hawk.errors import HawkError, from_wire
+from hawk.errors import BadFrame, HawkError, from_wire
 from hawk.jobs.states import Lease
 from hawk.observe.log import get as get_log
 
@@ -41,6 +41,9 @@ NUDGE = 1.0
 
 MARGIN = 0.1
 """Part of a lease that the reader leaves unused, so that its last read ends before the lease does."""
+
+MOST_CHUNKS = 65_536
+"""Chunks of a job; as many as a `Poll` can name."""
 
 _POLLS_KEPT = 64
 
@@ -61,6 +64,7 @@ class Dialogue:
         self._on_lease_lost = on_lease_lost
         self._prepared: dict[int, Prepared] = {}
         self._consumed: set[int] = set()
+        self._asked_release = False
         self._released = False
         self._fault: HawkError | None = None
         self._lease: Lease | None = None
@@ -87,10 +91,15 @@ class Dialogue:
     def on_message(self, message: PeerMessage) -> None:
         """A frame of this attempt arrived."""
         match message:
-            case Accepted():
+            case Accepted(chunks=chunks):
+                if not 1 <= chunks <= MOST_CHUNKS:
+                    self._lied("the peer promised so many chunks", chunks, f"1..{MOST_CHUNKS}")
                 self.accepted = self.accepted or message
             case Prepared(chunk=chunk):
-                if chunk in self._consumed:
+                most = MOST_CHUNKS if self.accepted is None else self.accepted.chunks
+                if chunk >= most:
+                    self._lied("the peer prepared a chunk that it did not promise", chunk, f"0..{most - 1}")
+                elif chunk in self._consumed:
                     self._send(Consumed(self.id, chunk))
                 else:
                     self._prepared.setdefault(chunk, message)
@@ -101,6 +110,8 @@ class Dialogue:
                     if self._lease is not None:
                         self._lease.renew(sent)
             case Released():
+                if not self._asked_release:
+                    self._lied("the peer confirmed a release before it was asked for", "released", None)
                 self._released = True
             case Ended(error=error):
                 self.ended = self.ended or from_wire(error)
@@ -108,9 +119,16 @@ class Dialogue:
                 log.debug("message out of place", job=self.id, message=type(message).__name__)
         self._wake()
 
+    def _lied(self, what: str, got: object, expected: str | None) -> None:
+        self._fault = self._fault or BadFrame(what, field="peer", got=got, expected=expected)
+
     def fail(self, error: HawkError) -> None:
-        """Something else has ended the attempt: the peer is lost, or a chunk failed.  The first error counts."""
-        self._fault = self._fault or error
+        """Something else has ended the attempt: the peer is lost, or a chunk failed.  The first error counts.
+
+        Once the release is confirmed nothing that happens to the peer matters any more.
+        """
+        if not self._released:
+            self._fault = self._fault or error
         self._wake()
 
     def _wake(self) -> None:
@@ -129,7 +147,9 @@ class Dialogue:
                 return value
             changed = self._changed
             try:
-                await asyncio.wait_for(changed.wait(), NUDGE)
+                # Not `wait_for`, which before Python 3.12 can swallow a cancellation.
+                async with asyncio.timeout(NUDGE):
+                    await changed.wait()
             except TimeoutError:
                 again()
 
@@ -169,6 +189,7 @@ class Dialogue:
 
     async def release(self) -> None:
         """Gives all back; returns when the prefill side confirms that its lease held until now."""
+        self._asked_release = True
         self._send(Release(self.id))
         await self._until(lambda: self._released or None, lambda: self._send(Release(self.id)))
 

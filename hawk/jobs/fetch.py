@@ -21,7 +21,6 @@ from hawk.errors import (
     InternalError,
     InvalidArgument,
     LeaseExpired,
-    StillDraining,
     TransportError,
 )
 from hawk.jobs.dialogue import Dialogue
@@ -40,12 +39,17 @@ if TYPE_CHECKING:
 
     from hawk.control.messages import Prepared
     from hawk.jobs.caches import CacheBook, CacheEntry
-    from hawk.jobs.peers import Links, Peers
+    from hawk.jobs.links import Links
+    from hawk.jobs.peers import Peers
     from hawk.jobs.planner import Planner
     from hawk.observe.metrics import Metrics
     from hawk.transports.base import Link, Transport
 
 log = get_log("hawk.jobs.fetch")
+
+CONNECT_TIMEOUT = 10.0
+CONNECT_SHARE = 0.8
+"""Part of a fetch's time that connecting may take, so that "nobody is there" is said, and not "too late"."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,11 @@ class FetchJob(Stoppable):
         self.state = state
         self._on_progress(state, self.result.nbytes, self._total)
 
+    def stop(self, error: HawkError) -> None:
+        """Ends the job with `error`; its blocks are in quarantine until no byte can land any more."""
+        super().stop(error)
+        self.request.cache.quarantine(self.request.job)
+
     async def run(self) -> FetchResult:
         """Runs the job to its end; returns only when ready, raises the named error of every other ending."""
         request, cache = self.request, self.request.cache
@@ -145,7 +154,7 @@ class FetchJob(Stoppable):
             error = InternalError(f"{type(fault).__name__}: {fault}", state=self.state.value)
             raise error from fault
         finally:
-            cache.disown(request.job, quarantine=isinstance(error, StillDraining))
+            cache.disown(request.job)
             caches.done(cache)
             self._move_to(State.READY if error is None else State.FAILED)
         self.result.phases["total"] = time.perf_counter() - began
@@ -189,26 +198,27 @@ class FetchJob(Stoppable):
         context, request = self.context, self.request
         self._move_to(State.CONNECTING)
         began = time.perf_counter()
-        session = await context.peers.session(request.source, request.address, timeout=request.timeout)
-        choice = choose(transports, context.transports, session.endpoints)
-        self.result.transport = choice.name
-        log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)
-        link = await context.links.get(session, choice.name, timeout=request.timeout)
-        dialogue = Dialogue(session, self._lease_ran_out)
-        dialogue.attach()
-        self.result.phases["connect"] = time.perf_counter() - began
-        receiver = Receiver(context, request, self.result, dialogue.fail)
-        try:
-            await receiver.reserve(context.transports[choice.name].capabilities)
+        timeout = min(CONNECT_TIMEOUT, request.timeout * CONNECT_SHARE)
+        async with context.peers.session(request.source, request.address, timeout=timeout) as session:
+            choice = choose(transports, context.transports, session.endpoints)
+            self.result.transport = choice.name
+            log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)
+            link = await context.links.get(session, choice.name, timeout=timeout)
+            dialogue = Dialogue(session, self._lease_ran_out)
+            dialogue.attach()
+            self.result.phases["connect"] = time.perf_counter() - began
+            receiver = Receiver(context, request, self.result, dialogue.fail)
             try:
-                await self._exchange(dialogue, receiver, link)
+                await receiver.reserve(context.transports[choice.name].capabilities)
+                try:
+                    await self._exchange(dialogue, receiver, link)
+                finally:
+                    await receiver.stop()
+            except BaseException as fault:
+                await self._give_up(dialogue, fault)
+                raise
             finally:
-                await receiver.stop()
-        except BaseException as fault:
-            await self._give_up(dialogue, fault)
-            raise
-        finally:
-            dialogue.detach()
+                dialogue.detach()
 
     async def _exchange(self, dialogue: Dialogue, receiver: Receiver, link: Link) -> None:
         """Algorithm 1 from D's side: ask, read what is prepared, flush, release."""

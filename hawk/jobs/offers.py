@@ -47,6 +47,7 @@ class OfferEntry:
     layers      layers `[0, layers)` are written; grows while prefill runs
     consumer    name of the only agent that may claim it, or empty
     holder      job that has claimed it, or empty
+    leaving     the holder was told to end and has not yet: who comes now waits for that
     overdue     its time ran out while a job held it
     """
 
@@ -59,6 +60,7 @@ class OfferEntry:
     consumer: str
     claim: str = field(default_factory=lambda: secrets.token_hex(16))
     holder: str = ""
+    leaving: bool = False
     outcome: Outcome | None = None
     overdue: bool = False
     taken_by: str = ""
@@ -78,6 +80,15 @@ class OfferEntry:
             await self.changed.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class PastOffer:
+    """What became of an offer: how it ended, who took it, and whose it was."""
+
+    outcome: Outcome
+    taken_by: str
+    session: bytes
+
+
 class OfferBook:
     """All open offers of an agent, by request id, and how the latest ones ended.
 
@@ -87,7 +98,7 @@ class OfferBook:
 
     def __init__(self, limit: int, on_ended: Callable[[OfferEntry], None]) -> None:
         self._open: dict[str, OfferEntry] = {}
-        self._past: OrderedDict[str, Outcome] = OrderedDict()
+        self._past: OrderedDict[str, PastOffer] = OrderedDict()
         self._limit = limit
         self._on_ended = on_ended
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
@@ -112,12 +123,21 @@ class OfferBook:
         """The open offer of that request, if there is one."""
         return self._open.get(request)
 
+    def of_cache(self, cache: CacheEntry) -> list[OfferEntry]:
+        """The open offers that are read from that cache."""
+        return [entry for entry in self._open.values() if entry.cache is cache]
+
+    def past(self, request: str) -> PastOffer | None:
+        """How the latest offer of that request ended, if it is remembered and none is open."""
+        return self._past.get(request)
+
     def get(self, request: str) -> OfferEntry:
         """The open offer; raises `UnknownRequest`, or what became of a past one."""
         entry = self._open.get(request)
         if entry is not None and entry.outcome is None:
             return entry
-        outcome = entry.outcome if entry is not None else self._past.get(request)
+        past = self._past.get(request)
+        outcome = entry.outcome if entry is not None else past and past.outcome
         if outcome is Outcome.CONSUMED:
             raise AlreadyClaimed("the offer was consumed", field="request", got=request)
         if outcome is Outcome.EXPIRED:
@@ -133,23 +153,34 @@ class OfferBook:
         """
         if wait and request not in self._open and request not in self._past:
             await self._arrival(request)
-        entry = self.get(request)
-        if entry.consumer and entry.consumer != consumer:
-            raise AlreadyClaimed(
-                "the offer is for another consumer", field="request", got=consumer, expected=entry.consumer
-            )
-        if claim != entry.claim and (claim or not entry.consumer):
-            raise UnknownRequest(
-                "the claim is not this offer's",
-                field="claim",
-                hint="Fetch with the ticket that offer() returned",
-            )
-        if entry.holder and entry.holder != job:
+        while True:
+            entry = self.get(request)
+            self._check_claim(entry, claim, consumer)
+            if not entry.leaving:
+                break
+            # A job that was told to end still holds it for a moment.  What it leaves may be claimed anew.
+            await entry.changed.wait()
+        if entry.holder:
             raise AlreadyClaimed(
                 "another job has claimed the offer", field="request", got=request, holder=entry.holder
             )
         entry.holder, entry.taken_by = job, consumer
         return entry
+
+    @staticmethod
+    def _check_claim(entry: OfferEntry, claim: str, consumer: str) -> None:
+        if entry.consumer and entry.consumer != consumer:
+            raise AlreadyClaimed(
+                "the offer is for another consumer", field="request", got=consumer, expected=entry.consumer
+            )
+        # Compared without telling by the time it takes how much of a guess was right.
+        right = secrets.compare_digest(claim.encode(), entry.claim.encode())
+        if not right and (claim or not entry.consumer):
+            raise UnknownRequest(
+                "the claim is not this offer's",
+                field="claim",
+                hint="Fetch with the ticket that offer() returned",
+            )
 
     async def _arrival(self, request: str) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -178,14 +209,17 @@ class OfferBook:
 
     def unclaim(self, entry: OfferEntry, *, consumed: bool) -> None:
         """The holder has ended and no longer reads the source.  Unless consumed, another job may claim the offer."""
-        entry.holder, entry.stop_holder = "", None
-        if entry.outcome is None:
-            if consumed:
-                entry.outcome = Outcome.CONSUMED
-            elif entry.overdue:
+        entry.holder, entry.stop_holder, entry.leaving = "", None, False
+        if consumed:
+            # Also where it was withdrawn at the last moment: the consumer was told that it is ready.
+            entry.outcome = Outcome.CONSUMED
+        else:
+            entry.taken_by = ""
+            if entry.outcome is None and entry.overdue:
                 entry.outcome = Outcome.EXPIRED
         if entry.outcome is not None:
             self._end(entry)
+        entry.touch()
 
     def end(self, entry: OfferEntry, outcome: Outcome, error: HawkError) -> None:
         """Ends the offer: no new claim from now on; a job that holds it is stopped with `error` first."""
@@ -212,7 +246,7 @@ class OfferBook:
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.outcome is not None:
-            self._past[entry.request] = entry.outcome
+            self._past[entry.request] = PastOffer(entry.outcome, entry.taken_by, entry.cache.session)
             while len(self._past) > _REMEMBERED:
                 self._past.popitem(last=False)
         entry.ended.set()

@@ -1,9 +1,10 @@
-"""Sessions with the agents that this one reads from, and the transport links that go with them."""
+"""Sessions with the agents that this one reads from."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,7 @@ from hawk.control.channel import Channel
 from hawk.control.frames import Codec
 from hawk.control.messages import Hello, PeerMessage, Welcome
 from hawk.errors import (
+    Aborted,
     Busy,
     ControlError,
     HawkError,
@@ -23,12 +25,11 @@ from hawk.errors import (
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from hawk.control.discovery import Directory
     from hawk.control.frames import Header
     from hawk.control.sockets import Sockets
-    from hawk.transports.base import Link, Transport
 
 log = get_log("hawk.jobs.peers")
 
@@ -42,6 +43,7 @@ class PeerSession:
 
     name         the peer's name
     endpoints    how its memory can be read, by transport; empty until it said so
+    users        jobs that use the session, or wait for it
     """
 
     def __init__(
@@ -53,11 +55,14 @@ class PeerSession:
         hello: Callable[[], Hello],
         beat: Beat,
         generation: int,
+        on_end: Callable[[PeerSession], None],
     ) -> None:
         self.name = name
         self.address = address
+        self.users = 0
         self.endpoints: dict[str, dict[str, str]] = {}
         self._hello = hello
+        self._on_end = on_end
         self._jobs: dict[str, tuple[Callable[[PeerMessage], None], Callable[[HawkError], None]]] = {}
         self._welcomed = asyncio.Event()
         self._refused: HawkError | None = None
@@ -82,23 +87,24 @@ class PeerSession:
 
     async def ready(self, timeout: float) -> None:
         """Waits until the peer has introduced itself; raises `PeerUnreachable` or `VersionMismatch`."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + timeout
+        until = asyncio.get_running_loop().time() + timeout
         await self.channel.up(timeout)
-        while not self._welcomed.is_set():
-            if self._refused is not None:
-                raise self._refused
-            left = until - loop.time()
-            if left <= 0:
-                raise PeerUnreachable(
-                    "the peer did not introduce itself in time", peer=self.name, seconds=timeout
-                )
-            try:
-                await asyncio.wait_for(self._welcomed.wait(), min(left, _HELLO_AGAIN))
-            except TimeoutError:
-                self._up()
+        try:
+            async with asyncio.timeout_at(until):
+                while not self._welcomed.is_set():
+                    self._up()
+                    await self._welcome_or_pause()
+        except TimeoutError:
+            raise PeerUnreachable(
+                "the peer did not introduce itself in time", peer=self.name, seconds=timeout
+            ) from None
         if self._refused is not None:
             raise self._refused
+
+    async def _welcome_or_pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HELLO_AGAIN):
+                await self._welcomed.wait()
 
     def attach(
         self, job: str, on_message: Callable[[PeerMessage], None], on_lost: Callable[[HawkError], None]
@@ -110,11 +116,6 @@ class PeerSession:
         """The job has ended; later frames of it are dropped."""
         self._jobs.pop(job, None)
 
-    @property
-    def jobs(self) -> int:
-        """Jobs that are attached."""
-        return len(self._jobs)
-
     def send(self, message: PeerMessage) -> None:
         """Puts a message on the way; one that cannot go now is dropped, since every question is put again."""
         try:
@@ -124,7 +125,7 @@ class PeerSession:
 
     def close(self) -> None:
         """Ends the session; jobs on it are told."""
-        self._drop(PeerLost("this agent closed its session with the peer", peer=self.name))
+        self._drop(Aborted("this agent closed its session with the peer", peer=self.name))
         self.channel.close()
 
     def _up(self) -> None:
@@ -161,10 +162,15 @@ class PeerSession:
     def _drop(self, error: HawkError) -> None:
         for _, on_lost in list(self._jobs.values()):
             on_lost(error)
+        self._on_end(self)
 
 
 class Peers:
-    """All sessions of an agent, by the peer's name."""
+    """The sessions of an agent, by the peer's name and address.
+
+    on_end      told of a session that has lost its peer or was closed: what hangs on it is of no more use
+    most        sessions kept; of more, those that no job uses go, the longest unused first
+    """
 
     def __init__(
         self,
@@ -176,6 +182,8 @@ class Peers:
         beat: Beat,
         generation: int,
         secure: bool,
+        on_end: Callable[[PeerSession], None],
+        most: int = 256,
     ) -> None:
         self._sockets = sockets
         self._directory = directory
@@ -184,17 +192,27 @@ class Peers:
         self._beat = beat
         self._generation = generation
         self._secure = secure
-        self._sessions: dict[str, PeerSession] = {}
+        self._on_end = on_end
+        self._most = most
+        self._sessions: OrderedDict[tuple[str, str], PeerSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
 
     def states(self) -> dict[str, str]:
-        """Name to state of every session."""
-        return {name: session.state for name, session in self._sessions.items()}
+        """Name to state of every peer; of a peer with several addresses the best state."""
+        states: dict[str, str] = {}
+        for session in self._sessions.values():
+            if states.get(session.name) != "up":
+                states[session.name] = session.state
+        return states
 
-    async def session(self, name: str, address: str, *, timeout: float) -> PeerSession:
-        """The session with `name`, made if need be.
+    @contextlib.asynccontextmanager
+    async def session(self, name: str, address: str, *, timeout: float) -> AsyncIterator[PeerSession]:
+        """The session with `name`, made if need be; it stays for as long as the block lasts.
 
         The directory's address wins; `address` (from a ticket) is used for a peer that it does not know.  Raises
-        `UnknownPeer`, `PeerUnreachable`, `VersionMismatch` or `ConfigError` (no key of that peer).
+        `UnknownPeer`, `PeerUnreachable`, `VersionMismatch`, `Busy` or `ConfigError` (no key of that peer).
         """
         try:
             where = await self._directory.resolve(name)
@@ -202,12 +220,27 @@ class Peers:
             if not address:
                 raise
             where = address
-        session = self._sessions.get(name)
-        if session is not None and session.address != where:
-            session.close()
-            session = None
+        session = self._get(name, where)
+        session.users += 1
+        met = False
+        try:
+            await session.ready(timeout)
+            met = True
+            yield session
+        except HawkError:
+            if not met and session.users == 1:
+                # Nobody was there.  Whoever tries next begins anew, and an address from a ticket leaves nothing.
+                self._end(session)
+            raise
+        finally:
+            session.users -= 1
+
+    def _get(self, name: str, where: str) -> PeerSession:
+        key = (name, where)
+        session = self._sessions.get(key)
         if session is None:
-            session = PeerSession(
+            self._make_room()
+            session = self._sessions[key] = PeerSession(
                 self._sockets,
                 name,
                 where,
@@ -215,51 +248,24 @@ class Peers:
                 self._hello,
                 self._beat,
                 self._generation,
+                self._on_end,
             )
-            self._sessions[name] = session
-        await session.ready(timeout)
+        self._sessions.move_to_end(key)
         return session
+
+    def _make_room(self) -> None:
+        if len(self._sessions) < self._most:
+            return
+        unused = next((s for s in self._sessions.values() if s.users == 0), None)
+        if unused is None:
+            raise Busy(f"this agent talks with at most {self._most} peers at a time", retry_after=1.0)
+        self._end(unused)
+
+    def _end(self, session: PeerSession) -> None:
+        self._sessions.pop((session.name, session.address), None)
+        session.close()
 
     def close(self) -> None:
         """Ends every session."""
-        for session in self._sessions.values():
-            session.close()
-        self._sessions.clear()
-
-
-class Links:
-    """Transport links to peers, one per peer and transport, made when first wanted and again when broken."""
-
-    def __init__(self, transports: Mapping[str, Transport]) -> None:
-        self._transports = transports
-        self._links: dict[tuple[str, str], tuple[dict[str, str], Link]] = {}
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-
-    async def get(self, session: PeerSession, transport: str, *, timeout: float) -> Link:
-        """A working link to the session's peer; raises what `Transport.connect` raises."""
-        key = (session.name, transport)
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            endpoint = session.endpoints[transport]
-            known = self._links.get(key)
-            if known is not None and known[0] == endpoint and not known[1].broken:
-                return known[1]
-            if known is not None:
-                del self._links[key]
-                self._retire(known[1])
-            link = await self._transports[transport].connect(endpoint, timeout=timeout)
-            self._links[key] = (endpoint, link)
-            return link
-
-    def _retire(self, link: Link) -> None:
-        task = asyncio.get_running_loop().create_task(link.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    async def close(self) -> None:
-        """Closes every link."""
-        for _, link in self._links.values():
-            self._retire(link)
-        self._links.clear()
-        with contextlib.suppress(HawkError):
-            await asyncio.gather(*self._closing, return_exceptions=True)
+        for session in list(self._sessions.values()):
+            self._end(session)

@@ -9,6 +9,7 @@ out.  A range of which neither can be had is quarantined and handed to the `Quar
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from hawk.errors import (
     NotViable,
 )
 from hawk.jobs.caches import compile_descr
+from hawk.jobs.dialogue import MOST_CHUNKS
 from hawk.jobs.states import Lease, State, Stoppable, settle
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
     from hawk.control.messages import PeerMessage
     from hawk.jobs.caches import CacheBook
+    from hawk.jobs.credit import Credit
     from hawk.jobs.offers import OfferBook, OfferEntry
     from hawk.jobs.planner import Planner
     from hawk.jobs.quarantine import Quarantine
@@ -81,7 +84,7 @@ class ServeContext:
 
 @dataclass(eq=False)
 class _Held:
-    """A chunk that lies in the arena."""
+    """A chunk that lies in the arena; its bytes count against the peer's credit until it goes."""
 
     range: Range
     grant: Grant | None = None
@@ -93,13 +96,14 @@ class ServeJob(Stoppable):
     """One job on the prefill side.
 
     consumer    name of the asking agent
+    credit      what all jobs of that agent may have prepared together
     send        puts a message on the way to it; never waits, never raises
     """
 
     context: ServeContext
     fetch: Fetch
     consumer: str
-    generation: int
+    credit: Credit
     send: Callable[[PeerMessage], None]
     state: State = State.WAITING
     offer: OfferEntry | None = None
@@ -122,6 +126,12 @@ class ServeJob(Stoppable):
     def answer(self) -> Released | Ended | None:
         """The last word to the consumer, once there is one."""
         return self._answer
+
+    def stop(self, error: HawkError) -> None:
+        """Ends the job with `error`; whoever claims its offer from now on waits until it has ended."""
+        super().stop(error)
+        if self.offer is not None and self.offer.holder == self.fetch.job:
+            self.offer.leaving = True
 
     # -- messages from the consumer ----------------------------------------------------------------------
 
@@ -215,6 +225,13 @@ class ServeJob(Stoppable):
         check_blocks(target, blocks, selection, "fetch.blocks")
         limit = min(fetch.chunk, context.chunk, max(context.arena.region.nbytes // 2, 1))
         chunks = split(target, selection, max_bytes=limit)
+        if len(chunks) > MOST_CHUNKS:
+            raise InvalidArgument(
+                "the request falls into too many chunks",
+                field="jobs.chunk",
+                got=f"{len(chunks)} chunks of at most {limit} bytes",
+                expected=f"{MOST_CHUNKS} chunks or fewer",
+            )
         self._lease = Lease(context.lease, self._lease_ran_out)
         self.state = State.PREPARING
         self._accepted = Accepted(
@@ -259,25 +276,29 @@ class ServeJob(Stoppable):
         transport: Transport,
     ) -> None:
         context, fetch = self.context, self.fetch
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = time.perf_counter()
         planned = await context.planner.call(target_chunk, target, blocks, selection, chunk)
         steps = await context.planner.call(
             retile_steps, offer.cache.layout, offer.blocks, offer.cache.placement, planned, blocks
         )
-        context.metrics.phase("plan", loop.time() - began)
+        context.metrics.phase("plan", time.perf_counter() - began)
         while self._outstanding and self._outstanding + planned.nbytes > fetch.credit:
             self._room.clear()
             await self._room.wait()
-        began = loop.time()
-        reserved = await context.arena.reserve(planned.nbytes, owner=fetch.job, timeout=fetch.deadline)
+        began = time.perf_counter()
+        await self.credit.take(planned.nbytes)
+        try:
+            reserved = await context.arena.reserve(planned.nbytes, owner=fetch.job, timeout=fetch.deadline)
+        except BaseException:
+            self.credit.give(planned.nbytes)
+            raise
         self._held[number] = held = _Held(reserved)
         self._outstanding += planned.nbytes
-        context.metrics.phase("reserve", loop.time() - began)
-        began = loop.time()
+        context.metrics.phase("reserve", time.perf_counter() - began)
+        began = time.perf_counter()
         view = context.arena.region.array[reserved.offset : reserved.offset + planned.nbytes]
         await context.retiler.run_steps(steps, [r.array for r in offer.cache.regions], view)
-        took = loop.time() - began
+        took = time.perf_counter() - began
         context.metrics.phase("retile", took)
         held.grant = transport.grant(reserved.offset, planned.nbytes)
         held.message = Prepared(
@@ -310,39 +331,47 @@ class ServeJob(Stoppable):
     async def _let_go(self, number: int) -> None:
         """Closes one chunk's range on the consumer's word and returns it to the arena."""
         held = self._held.pop(number)
-        if held.grant is not None:
-            # The consumer said it has read all it wants; whether the transport can prove it does not matter here.
-            await self.context.transports[self.fetch.transport].revoke(held.grant)
-        self.context.arena.free(held.range)
+        # The consumer said it has read all it wants; whether the transport can prove it does not matter here.
+        await self._return(held, on_its_word=True)
         self._outstanding -= held.range.nbytes
         self._room.set()
+
+    async def _return(self, held: _Held, *, on_its_word: bool, reason: str = "") -> None:
+        """Closes a range to the reader, then frees it; quarantines it where the reader may still be inside."""
+        context = self.context
+        transport = context.transports.get(self.fetch.transport)
+        closed = held.grant is None
+        try:
+            if held.grant is not None and transport is not None:
+                closed = await transport.revoke(held.grant)
+        except Exception:
+            log.exception("a range could not be closed to its reader", job=self.fetch.job)
+            on_its_word = False
+        self.credit.give(held.range.nbytes)
+        if closed or on_its_word:
+            context.arena.free(held.range)
+        else:
+            context.quarantine.keep(held.range, held.grant, transport, job=self.fetch.job, reason=reason)
 
     async def _finish(self, error: HawkError | None) -> None:
         """Decides the answer, then returns or quarantines every range, then gives the offer back."""
         self.state = State.DRAINING
         if self._lease is not None:
             self._lease.end()
+        if self.offer is not None and self.offer.holder == self.fetch.job:
+            self.offer.leaving = True
         cleanup = asyncio.get_running_loop().create_task(self._clean_up(error))
         await settle(cleanup)
 
     async def _clean_up(self, error: HawkError | None) -> None:
         context, fetch = self.context, self.fetch
-        transport = context.transports.get(fetch.transport)
-        for task in list(self._freeing):
-            await settle(task)
-        for held in self._held.values():
-            fenced = held.grant is None
-            if held.grant is not None and transport is not None:
-                fenced = await transport.revoke(held.grant)
-            if fenced or self._told:
-                context.arena.free(held.range)
-            else:
-                context.quarantine.keep(held.range, held.grant, transport, job=fetch.job, reason=str(error))
+        # All at once: where a reader has to be waited for, one wait serves for all ranges.
+        left = [self._return(held, on_its_word=self._told, reason=str(error)) for held in self._held.values()]
         self._held.clear()
+        await asyncio.gather(*self._freeing, *left, return_exceptions=True)
         if self.offer is not None:
             context.caches.done(self.offer.cache)
-            if self.offer.holder == fetch.job:
-                context.offers.unclaim(self.offer, consumed=error is None)
+            context.offers.unclaim(self.offer, consumed=error is None)
         self._answer = Released(fetch.job) if error is None else Ended(fetch.job, error.to_wire())
         self.state = State.RELEASED if error is None else State.FAILED
         self.send(self._answer)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from hawk.control.messages import Ended, Fetch, Hello, PeerMessage, Released, Welcome
 from hawk.control.server import Server
 from hawk.errors import (
+    Aborted,
     BadFrame,
     Busy,
     ControlError,
     Draining,
     HawkError,
-    LeaseExpired,
     PeerLost,
     UnknownRequest,
 )
+from hawk.jobs.credit import Credit
 from hawk.jobs.peers import PEER_CODEC
 from hawk.jobs.serve import ServeContext, ServeJob
-from hawk.jobs.states import settle
+from hawk.jobs.states import State, settle
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -39,7 +41,11 @@ _REMEMBERED = 4096
 
 
 class Serving:
-    """Answers peers.  A peer can only touch jobs that came from its own identity."""
+    """Answers peers.  A peer can only touch jobs that came from its own identity.
+
+    refuse      says why this agent serves nothing at all, or None where it does
+    in_flight   bytes that all jobs of one peer may have prepared together
+    """
 
     def __init__(
         self,
@@ -51,6 +57,8 @@ class Serving:
         beat: Beat,
         generation: int,
         max_jobs: int,
+        in_flight: int,
+        refuse: Callable[[], HawkError | None] = lambda: None,
     ) -> None:
         self.context = context
         self.draining = False
@@ -66,6 +74,10 @@ class Serving:
         )
         self._welcome = welcome
         self._max_jobs = max_jobs
+        self._in_flight = in_flight
+        self._refuse = refuse
+        # A peer's credit lives as long as one of its jobs does.
+        self._credits: WeakValueDictionary[str, Credit] = WeakValueDictionary()
         self._names: dict[bytes, str] = {}
         self._jobs: dict[tuple[bytes, str], ServeJob] = {}
         self._tasks: dict[tuple[bytes, str], asyncio.Task[None]] = {}
@@ -102,7 +114,7 @@ class Serving:
         elif key in self._past:
             self.send(identity, self._past[key])
         elif isinstance(message, Fetch):
-            self._begin(key, identity, header.from_generation, message)
+            self._begin(key, identity, message)
         else:
             unknown = UnknownRequest("this agent has no such job", field="job", got=message.job)
             self.send(identity, Ended(message.job, unknown.to_wire()))
@@ -122,19 +134,21 @@ class Serving:
         self._names[identity] = message.name
         self.send(identity, self._welcome())
 
-    def _begin(self, key: tuple[bytes, str], identity: bytes, generation: int, fetch: Fetch) -> None:
+    def _begin(self, key: tuple[bytes, str], identity: bytes, fetch: Fetch) -> None:
         consumer = self._names.get(identity)
-        error: HawkError | None = None
         if consumer is None:
-            error = BadFrame("the first word is hello", got="fetch")
+            error: HawkError | None = BadFrame("the first word is hello", got="fetch")
         elif self.draining:
             error = Draining("the agent is shutting down and takes no new jobs")
         elif len(self._jobs) >= self._max_jobs:
             error = Busy(f"this agent serves at most {self._max_jobs} jobs at a time", retry_after=0.2)
+        else:
+            error = self._refuse()
         if error is not None or consumer is None:
-            self.send(identity, Ended(fetch.job, (error or BadFrame("no hello")).to_wire()))
+            self.send(identity, Ended(fetch.job, error.to_wire() if error is not None else {}))
             return
-        job = ServeJob(self.context, fetch, consumer, generation, lambda m: self.send(identity, m))
+        credit = self._credits.setdefault(consumer, Credit(self._in_flight))
+        job = ServeJob(self.context, fetch, consumer, credit, lambda m: self.send(identity, m))
         self._jobs[key] = job
         self._idle.clear()
         self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, job))
@@ -177,10 +191,18 @@ class Serving:
         """Returns when no job is served."""
         await self._idle.wait()
 
+    def drain(self) -> None:
+        """Takes no new jobs.  Those that wait for an offer end now: none will be made any more."""
+        self.draining = True
+        for job in list(self._jobs.values()):
+            if job.state is State.WAITING:
+                job.stop(Draining("the agent is shutting down and takes no new offers"))
+
     async def close(self) -> None:
         """Ends every job and the socket."""
+        self.draining = True
         for job in list(self._jobs.values()):
-            job.stop(LeaseExpired("the prefill agent is stopping"))
+            job.stop(Aborted("the prefill agent is stopping", by="the prefill agent"))
         for task in list(self._tasks.values()):
             await settle(task)
         self.server.close()

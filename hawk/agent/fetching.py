@@ -1,0 +1,133 @@
+"""What a client says of its fetches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hawk.control.messages import FetchEnded, Progress, StartFetch, decode_ticket, unpack_blocks
+from hawk.errors import Aborted, Busy, Draining, HawkError, InvalidArgument
+from hawk.jobs.fetch import FetchJob, FetchRequest
+from hawk.jobs.states import State
+from hawk.observe.log import get as get_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.agent.core import Agent
+    from hawk.agent.sessions import Session
+    from hawk.control.messages import LocalMessage
+
+log = get_log("hawk.agent.fetching")
+
+
+def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[LocalMessage], None]) -> None:
+    """Begins a fetch, which ends with a `FetchEnded` to `reply`.  One that runs already is left to run."""
+    if message.job in session.fetches:
+        return
+    refused = agent.wrong_role("decode")
+    if refused is not None:
+        raise refused
+    if agent.draining:
+        raise Draining("the agent is shutting down and takes no new fetches")
+    most = agent.config.jobs.max_jobs
+    if agent.fetching >= most:
+        raise Busy(f"this agent fetches at most {most} jobs at a time", retry_after=0.2)
+    request = _request(agent, session, message)
+
+    def progress(state: State, done: int, total: int) -> None:
+        reply(Progress(message.job, state.value, done, max(total, done)))
+
+    job = FetchJob(agent.fetch_context, request, progress)
+    agent.fetching += 1
+    task = asyncio.get_running_loop().create_task(_run(agent, session, job, reply))
+    session.fetches[message.job] = (job, task)
+
+
+def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
+    cache = agent.caches.get(message.cache, session.token)
+    claim = address = ""
+    request, source, tokens = message.request, message.source, message.tokens
+    if message.ticket:
+        ticket = decode_ticket(message.ticket)
+        request, source, claim, address = ticket.request, ticket.agent, ticket.claim, ticket.address
+        tokens = tokens or max(ticket.tokens - message.first, 0)
+    elif not (request and source):
+        raise InvalidArgument("a fetch needs a ticket, or a request and its source", field="ticket")
+    if message.timeout <= 0:
+        raise InvalidArgument("a fetch has some time", field="timeout", got=message.timeout)
+    return FetchRequest(
+        job=message.job,
+        request=request,
+        claim=claim,
+        source=source,
+        address=address,
+        cache=cache,
+        blocks=unpack_blocks(message.blocks),
+        first=message.first,
+        tokens=tokens,
+        timeout=message.timeout,
+        wait=message.wait,
+    )
+
+
+async def _run(agent: Agent, session: Session, job: FetchJob, reply: Callable[[LocalMessage], None]) -> None:
+    request, ending = job.request, "cancelled"
+    error: HawkError | None = None
+    try:
+        result = await job.run()
+        ending = "ready"
+        ended = FetchEnded(
+            job=request.job,
+            error={},
+            tokens=result.tokens,
+            first=result.first,
+            nbytes=result.nbytes,
+            note=result.note,
+            transport=result.transport,
+            mode=result.mode,
+            phases=result.phases,
+            channels=result.channels,
+        )
+    except HawkError as fault:
+        error, ending = fault, fault.code
+        ended = FetchEnded(job=request.job, error=fault.to_wire())
+    finally:
+        agent.fetching -= 1
+        session.fetches.pop(request.job, None)
+        agent.fetch_done(ending)
+    agent.metrics.job(ending, "fetch", job.result.transport)
+    agent.metrics.moved("in", job.result.transport, job.result.nbytes)
+    log.info(
+        "fetch ended",
+        request=request.request,
+        job=request.job,
+        source=request.source,
+        ending=ending,
+        reason=None if error is None else str(error),
+        bytes=job.result.nbytes,
+        transport=job.result.transport,
+        mode=job.result.mode,
+        seconds=job.result.phases.get("total"),
+    )
+    reply(ended)
+
+
+async def abort(session: Session, job_id: str) -> None:
+    """Ends a fetch unless it is ready; returns when no byte of it can land any more."""
+    entry = session.fetches.get(job_id)
+    if entry is None:
+        return
+    job, task = entry
+    if job.state is not State.READY:
+        job.stop(Aborted("the client ended the fetch", by="the client"))
+    await asyncio.wait({task})
+
+
+async def stop_all(session: Session, error: HawkError) -> None:
+    """Ends every fetch of a client; returns when no byte of any can land any more."""
+    running = list(session.fetches.values())
+    for job, _ in running:
+        job.stop(error)
+    if running:
+        await asyncio.wait({task for _, task in running})

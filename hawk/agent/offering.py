@@ -1,0 +1,126 @@
+"""What a client says of its offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawk.control.messages import Offer, Offered, OfferEnded, Ticket, encode_ticket, unpack_blocks
+from hawk.errors import Aborted, Draining, HawkError, InvalidArgument, UnknownRequest
+from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.observe.log import get as get_log
+from hawk.plan.check import check_blocks, entries
+from hawk.plan.types import Selection
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hawk.agent.core import Agent
+    from hawk.agent.sessions import Session
+    from hawk.jobs.caches import CacheEntry
+
+log = get_log("hawk.agent.offering")
+
+
+def offer(agent: Agent, session: Session, message: Offer) -> Offered:
+    """Opens an offer; its blocks are lent until `ended` below."""
+    refused = agent.wrong_role("prefill")
+    if refused is not None:
+        raise refused
+    if agent.draining:
+        raise Draining("the agent is shutting down and takes no new offers")
+    cache = agent.caches.get(message.cache, session.token)
+    _check(message, cache)
+    selection = Selection(layer=0, layers=cache.layout.shape.layers, token=0, tokens=message.tokens)
+    blocks = check_blocks(cache.layout, unpack_blocks(message.blocks), selection, "blocks")
+    entry = OfferEntry(
+        request=message.request,
+        cache=cache,
+        blocks=blocks,
+        tokens=message.tokens,
+        note=message.note,
+        layers=message.layers,
+        consumer=message.consumer,
+    )
+    cache.lend(_read(entry))
+    try:
+        agent.offers.add(entry, message.ttl)
+    except HawkError:
+        cache.take_back(_read(entry))
+        raise
+    agent.caches.use(cache)
+    session.offers.add(message.request)
+    ticket = Ticket(
+        agent=agent.config.agent.name,
+        address=agent.advertised_address,
+        generation=f"{agent.generation:016x}",
+        request=message.request,
+        claim=entry.claim,
+        tokens=message.tokens,
+    )
+    return Offered(message.id, encode_ticket(ticket))
+
+
+def _read(entry: OfferEntry) -> NDArray[np.int64]:
+    """The blocks that tokens of the offer lie in."""
+    layout = entry.cache.layout
+    _, last = entries(layout, Selection(layer=0, layers=layout.shape.layers, token=0, tokens=entry.tokens))
+    return entry.blocks[:last]
+
+
+def _check(message: Offer, cache: CacheEntry) -> None:
+    layers = cache.layout.shape.layers
+    if message.tokens < 1:
+        raise InvalidArgument("an offer holds at least one token", field="tokens", got=message.tokens)
+    if message.ttl <= 0:
+        raise InvalidArgument(
+            "an offer lives for some time", field="ttl", got=message.ttl, expected="more than 0"
+        )
+    if message.layers > layers:
+        raise InvalidArgument(
+            "the cache has fewer layers", field="layers", got=message.layers, expected=f"0..{layers}"
+        )
+
+
+def own(agent: Agent, session: Session, request: str) -> OfferEntry:
+    """The client's open offer of that request; raises `UnknownRequest`."""
+    entry = agent.offers.find(request)
+    if entry is None or entry.cache.session != session.token:
+        raise UnknownRequest("this client has no open offer for that request", field="request", got=request)
+    return entry
+
+
+async def withdraw(agent: Agent, session: Session, request: str) -> None:
+    """Ends an offer; returns when its blocks are read no more.  One that has ended already stays as it ended."""
+    past = agent.offers.past(request)
+    if past is not None and past.session == session.token:
+        return
+    entry = own(agent, session, request)
+    why = Aborted("the prefill side withdrew the offer", by="the prefill side", request=request)
+    agent.offers.end(entry, Outcome.WITHDRAWN, why)
+    await entry.ended.wait()
+
+
+async def ending(agent: Agent, session: Session, call: int, request: str) -> OfferEnded:
+    """Waits for the end of an offer, or tells how the client's latest one for that request ended."""
+    past = agent.offers.past(request)
+    if past is not None and past.session == session.token:
+        return OfferEnded(call, str(past.outcome), past.taken_by)
+    entry = own(agent, session, request)
+    await entry.ended.wait()
+    return OfferEnded(call, str(entry.outcome), entry.taken_by)
+
+
+def withdraw_all(agent: Agent, cache: CacheEntry, error: HawkError) -> None:
+    """Ends every open offer of a cache that its client gives back."""
+    for entry in agent.offers.of_cache(cache):
+        agent.offers.end(entry, Outcome.WITHDRAWN, error)
+
+
+def ended(agent: Agent, session: Session | None, entry: OfferEntry) -> None:
+    """An offer is over and its source blocks are free: forget it."""
+    entry.cache.take_back(_read(entry))
+    agent.caches.done(entry.cache)
+    if session is not None:
+        session.offers.discard(entry.request)
+    log.info("offer ended", request=entry.request, outcome=str(entry.outcome), consumer=entry.taken_by)
