@@ -565,12 +565,13 @@ static int fills_lines(const struct call *c)
     return filled * BITS[c->whole.work.dst_codec] / 8 >= STREAM_RUN;
 }
 
-/* Every unit of the piece must begin and end on a word of 16 bytes. */
+/* The piece must begin on a line (else two pieces share one, and each writes a part of it), its units on words. */
 static int stream_fits(const struct nest *t, int64_t start)
 {
     int64_t bits = BITS[t->work.dst_codec];
-    uint64_t all = (uint64_t)(uintptr_t)(t->work.dst + t->work.dst_header) * 8 | (uint64_t)((start | t->work.unit) * bits);
-    all |= (uint64_t)(t->rows.dst * bits);
+    if (((uintptr_t)(t->work.dst + t->work.dst_header) + (uintptr_t)(start * bits / 8)) % 64)
+        return 0;
+    uint64_t all = (uint64_t)((t->rows.dst | t->work.unit) * bits);
     for (int i = 0; i < t->outer; i++)
         all |= (uint64_t)(t->loop[i].dst * bits);
     return (all & 127) == 0;

@@ -55,58 +55,58 @@ def buffers(layout, fill=None, rng=None):
     return [np.full(layout.channel_bytes, fill, np.uint8) for _ in range(layout.channels)]
 
 
-def elements(layout, channel, page):
-    """fp32 bits of one page, its place given."""
-    raw = channel[page : page + layout.page_bytes]
-    return codecs.decode(layout.codec, raw[None], layout.piece(0).elements)[0]
+def steps(program):
+    """Per element of a piece, in the loops' order: source offset, target offset, row, col."""
+    found = [
+        [
+            sum(x * getattr(loop, f) for x, loop in zip(at, program.loops, strict=True))
+            for f in ("src", "dst", "row", "col")
+        ]
+        for at in product(*(range(loop.ext) for loop in program.loops))
+    ]
+    return np.array(found, np.int64).reshape(-1, 4).T
 
 
-def expected(program, pieces, src_layout, dst_layout, src, dst):
-    """What the target's channels hold afterwards: page by page, element by element."""
+def expected(program, pieces, src, dst):
+    """What the target's channels hold afterwards, piece by piece and group by group, with `codecs` alone."""
     out = [d.copy() for d in dst]
     a, b = program.src_codec, program.dst_codec
-    same = a.name == b.name
-    n_src, n_dst, group = program.src_elements, program.dst_elements, b.group
+    n_src, n_dst, same = program.src_elements, program.dst_elements, a.name == b.name
+    s_at, d_at, row, col = steps(program)
     decoded = {}
     for i in range(len(pieces)):
         p = {name: int(getattr(pieces, name)[i]) for name in COLUMNS}
-        todo = {}
-        for steps in product(*(range(loop.ext) for loop in program.loops)):
-            at = [
-                sum(x * getattr(loop, f) for x, loop in zip(steps, program.loops, strict=True))
-                for f in ("src", "dst", "row", "col")
-            ]
-            if at[2] < p["lo"]:
-                continue
-            valid = at[2] < p["hi"] and at[3] < p["cols"]
-            todo[p["dst_start"] + at[1]] = p["src_start"] + at[0] if valid else None
-        key = (p["src_channel"], p["src_page"])
-        if any(v is not None for v in todo.values()):
+        s, d = p["src_start"] + s_at, p["dst_start"] + d_at
+        touched, valid = row >= p["lo"], (row < p["hi"]) & (col < p["cols"])
+        raw, bits = np.zeros(a.page_bytes(n_src), np.uint8), np.zeros(n_src, np.uint32)
+        if (touched & valid).any():
+            key = (p["src_channel"], p["src_page"])
             raw = src[key[0]][key[1] : key[1] + a.page_bytes(n_src)]
             if key not in decoded:
                 decoded[key] = codecs.decode(a, raw[None], n_src)[0]
             bits = decoded[key]
         page = out[p["dst_channel"]][p["dst_page"] : p["dst_page"] + b.page_bytes(n_dst)]
-        if group == 1:
+        s = np.where(touched & valid, s, 0)
+        values = np.where(valid, bits[s], 0).astype(np.uint32)
+        if b.group == 1:
             w = b.bits // 8
-            for d, s in todo.items():
-                if s is None:
-                    page[d * w : d * w + w] = 0
-                elif same:
-                    page[d * w : d * w + w] = raw[s * w : s * w + w]
-                else:
-                    page[d * w : d * w + w] = codecs.encode(b, bits[s : s + 1][None])[0]
+            code = codecs.encode(b, values[None])[0].reshape(-1, w)
+            if same:
+                code = np.where(valid[:, None], raw.reshape(-1, w)[s], 0)
+            page.reshape(-1, w)[d[touched]] = code[touched]
             continue
-        head_in, head_out, per = a.header_bytes(n_src), b.header_bytes(n_dst), group * b.bits // 8
-        for g in sorted({d // group for d in todo}):
-            froms = [todo[g * group + k] for k in range(group)]
-            whole = all(s is not None for s in froms) and froms == list(range(froms[0], froms[0] + group))
-            body = slice(head_out + g * per, head_out + g * per + per)
-            if same and whole and froms[0] % group == 0:
-                page[g] = raw[froms[0] // group]
-                page[body] = raw[head_in + froms[0] // group * per :][:per]
-            else:
-                values = np.array([0 if s is None else bits[s] for s in froms], np.uint32)
-                code = codecs.encode(b, values[None])[0]
-                page[g], page[body] = code[0], code[1:]
+        order = np.argsort(d, kind="stable")
+        encoded = codecs.encode(b, values[order][None])[0]
+        head_in, head_out, per = a.header_bytes(n_src), b.header_bytes(n_dst), 2 * b.bits
+        for g in range(len(d) // 16):
+            members = order[g * 16 : g * 16 + 16]
+            if not touched[members[0]]:
+                continue
+            to, first = d[members[0]] // 16, s[members[0]]
+            body = encoded[len(d) // 16 + g * per :][:per]
+            scale = encoded[g]
+            alike = valid[members].all() and s[members].tolist() == list(range(first, first + 16))
+            if same and alike and first % 16 == 0:
+                scale, body = raw[first // 16], raw[head_in + first // 16 * per :][:per]
+            page[to], page[head_out + to * per : head_out + to * per + per] = scale, body
     return out

@@ -35,7 +35,7 @@ def check(a, b, *, kv=0, token=0, tokens=None, seed=0, cores=CORES, fill=0xA5, v
     pieces = slow.pieces_of(program, a, b, kv, layer, *tables, token, tokens)
     src = slow.buffers(a, rng=rng) if values is None else values
     dst = slow.buffers(b, fill)
-    want = slow.expected(program, pieces, a, b, src, dst)
+    want = slow.expected(program, pieces, src, dst)
     for core in cores:
         got = [d.copy() for d in dst]
         move(core, program, pieces, src, got)
@@ -184,6 +184,46 @@ def test_short_channels_are_refused(core):
         for d in frozen:
             d.flags.writeable = False
         move(core, program, pieces, src, frozen)
+
+
+@pytest.mark.skipif("c" not in CORES, reason="the C core is not built")
+def test_every_instruction_set_gives_the_same_bytes():
+    shape = lay.shape_of(blocks=2, dim=64)
+    core, best = native.core(), native.core().level()
+    levels = ["baseline", "avx2", "avx512"]
+    try:
+        for name in levels[: levels.index(best) + 1]:
+            assert core.set_level(name) == name
+            for source, target in product(lay.CODECS.values(), lay.CODECS.values()):
+                for interleave in (False, True):
+                    b = lay.tiles(shape, target, channels=3, interleave=interleave)
+                    check(lay.nhd(shape, source), b, cores=("c",), seed=3)
+    finally:
+        core.set_level(best)
+    with pytest.raises(ValueError, match="no such level"):
+        core.set_level("mmx")
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("codec", [lay.BF16, lay.BFP8], ids=["bf16", "bfp8_b"])
+@pytest.mark.parametrize("interleave", [False, True])
+def test_large_moves_past_the_caches(core, codec, interleave):
+    """Large enough for streaming stores, on aligned and on odd targets, against small moves by numpy."""
+    shape = lay.shape_of(heads=8, dim=128, block_size=64, blocks=48, kvs=1)
+    a, b = lay.nhd(shape), lay.tiles(shape, codec, channels=2, interleave=interleave)
+    program = build_program(a, b, 0)
+    pieces = slow.pieces_of(program, a, b, 0, 0, list(range(48)), list(range(48))[::-1], 0, 48 * 64)
+    src = slow.buffers(a, rng=np.random.default_rng(1))
+    want = slow.buffers(b, 0)
+    for i in range(0, len(pieces), 512):
+        part = replace(pieces, **{n: getattr(pieces, n)[i : i + 512] for n in slow.COLUMNS})
+        move("numpy", program, part, src, want)
+    for odd in (0, 16, 24):
+        room = [np.full(b.channel_bytes + 128, 0x5A, np.uint8) for _ in want]
+        got = [r[(at := -r.ctypes.data % 64 + odd) : at + b.channel_bytes] for r in room]
+        move(core, program, pieces, src, got)
+        assert all(np.array_equal(x, y) for x, y in zip(got, want, strict=True))
+        assert all((r == 0x5A).sum() >= 128 for r in room)
 
 
 def test_threads_change_nothing():
