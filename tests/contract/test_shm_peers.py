@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hawk.errors import InvalidArgument, PeerUnreachable, TransportError
+from hawk.errors import AccessDenied, InvalidArgument, PeerUnreachable, TransportError
 from hawk.memory.region import Region, Segments
 from hawk.transports.base import Grant
 from hawk.transports.shm import ShmConfig, ShmTransport, _wire
-from hawk.transports.testing import SharedArena, Targets
+from hawk.transports.testing import Gate, SharedArena, Targets
 
 ARENA = 1 << 20
 SEGMENTS = Segments.of([(0, 0, 100, 5000)])
@@ -202,7 +202,7 @@ async def test_the_folder_is_private_and_goes_with_the_transport(tmp_path: Path)
         assert socket_file.parent == tmp_path / "mine"
         assert stat.S_IMODE(socket_file.parent.stat().st_mode) == 0o700
         await still_serves(transport, grant)
-    assert not os.path.exists(socket_file)
+    assert not list((tmp_path / "mine").iterdir())
 
 
 async def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
@@ -281,3 +281,22 @@ async def test_another_user_gets_nothing() -> None:
         assert not found.get("fds")
         assert found.get("message", b"") == b""
         await still_serves(transport, grant)
+
+
+async def test_a_grant_that_ends_under_the_last_piece_fails_the_read() -> None:
+    async with serving(ShmConfig(grace=0.01)) as (transport, grant, _):
+        reader = ShmTransport(ShmConfig(chunk=64 << 10))
+        link = await reader.connect(transport.endpoint, timeout=20)
+        reader.on_step = gate = Gate()
+        targets = Targets([ARENA])
+        whole = Segments.of([(0, 0, 0, ARENA)])
+        read = link.read(grant.key, whole, targets.regions, timeout=20)
+        task = asyncio.get_running_loop().create_task(read)
+        await gate.reached()
+        assert not await transport.revoke(grant), "the reader is inside"
+        gate.open()
+        with pytest.raises(AccessDenied, match="revoked during the read"):
+            await task
+        assert await transport.revoke(grant)
+        assert not link.broken
+        await reader.close()

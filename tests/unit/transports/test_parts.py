@@ -120,15 +120,21 @@ def test_regions_that_cannot_be_written_are_named() -> None:
             _pieces.bases([good, Region("bad", bad)])
 
 
-@pytest.mark.parametrize("copy", [_copy.plain, _copy.best()], ids=["plain", "best"])
+@pytest.mark.parametrize("copy", [_copy.plain, _copy.kernel, _copy.best()], ids=["plain", "kernel", "best"])
 def test_copies(copy: _copy.Copy) -> None:
-    lengths = np.random.default_rng(0).integers(1, 9000, 500).tolist()
+    lengths = np.random.default_rng(0).integers(1, 9000, 2500).tolist()
     segments, sizes = scatter(lengths, 4)
     source = pattern(int((segments.remote + segments.nbytes).max()))
     targets = Targets(sizes)
     bases = _pieces.bases(targets.regions)
     copy(bases, segments.region, segments.local, source.ctypes.data, segments.remote, segments.nbytes)
     targets.check(segments, source)
+
+
+def test_where_the_kernel_may_not_copy_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for refusing in (None, lambda *_: -1, lambda *_: 0):
+        monkeypatch.setattr(_copy, "_process_vm_readv", lambda refusing=refusing: refusing)
+        test_copies(_copy.kernel)
 
 
 async def test_a_holding_memory_shows_nothing_before_the_flush() -> None:
