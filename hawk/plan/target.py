@@ -114,12 +114,12 @@ def _stretches(pat: Pattern, term: I64, channels: int) -> tuple[I64, I64, I64, I
     return pat.channel[row], pat.slot[row] + np.repeat(term // channels, count), pat.count[row], pat.cut[row]
 
 
-def coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, I64, I64, I64]:
-    """Joins neighbouring rows that are contiguous in the arena and in the target of one channel."""
-    if len(nbytes) == 0:
-        return channel, arena, target, nbytes
+def _coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, I64, I64, I64]:
+    """Joins rows that follow each other in one channel of the target.
+
+    They do so in the arena too, which holds the same pages in the same order at the same distance.
+    """
     new = channel[1:] != channel[:-1]
-    new |= arena[1:] != arena[:-1] + nbytes[:-1]
     new |= target[1:] != target[:-1] + nbytes[:-1]
     begin = starts(new)
     return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
@@ -167,7 +167,7 @@ def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int) -> PlaneRu
         joined = [np.concatenate(pair) for pair in zip(rows, extra, strict=True)]
         order = np.lexsort((joined[1], joined[0]))
         rows = (joined[0][order], joined[1][order], joined[2][order], joined[3][order])
-    channel, arena, target, nbytes = coalesce(*rows)
+    channel, arena, target, nbytes = _coalesce(*rows)
     pages = np.diff(channel_first)
     return PlaneRuns(
         channel=channel.astype(np.int32),
