@@ -24,7 +24,7 @@ Key = Annotated[bytes, Meta(min_length=16, max_length=64)]
 Note = Annotated[bytes, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=2**48)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400 * 7)]
-Blocks = Annotated[bytes, Meta(max_length=4 * 2**22)]
+Blocks = Annotated[bytes, Meta(max_length=4 * 2**19)]
 Wire = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=8192)]]
 Endpoints = dict[Annotated[str, Meta(max_length=64)], Wire]
 
