@@ -292,15 +292,6 @@ class Sockets:
         return raw
 
 
-def _is_ipv4(address: str) -> bool:
-    """Whether `tcp://HOST:PORT` names its host by an IPv4 address."""
-    try:
-        socket.inet_pton(socket.AF_INET, address.removeprefix("tcp://").rpartition(":")[0])
-    except OSError:
-        return False
-    return True
-
-
 def _milliseconds(seconds: float) -> int:
     # 0 would mean "never" to ZeroMQ, and a high-water mark of 0 "no limit"; neither is ever meant here.
     return max(1, round(seconds * 1000))
