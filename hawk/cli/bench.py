@@ -59,10 +59,14 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
     help="Size of a cache, such as 80MB; may be given again.",
 )
 @click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
+@click.option("--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]")
+@click.option("--quick", is_flag=True, help="One run of the first size: does it work, not how fast is it.")
 @_json
-def transfer(as_json: bool, sizes: tuple[int, ...], transports: tuple[str, ...]) -> None:
+def transfer(
+    as_json: bool, sizes: tuple[int, ...], transports: tuple[str, ...], runs: int | None, quick: bool
+) -> None:
     """Whole transfers and the bytes alone, beside plain sockets and a memcpy of the same bytes."""
-    _bench("transfer", as_json, sizes=sizes, transports=transports)
+    _bench("transfer", as_json, sizes=sizes, transports=transports, runs=runs, quick=quick)
 
 
 @bench.command()
