@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CODEC_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2, "bfp8_b": 3, "bfp4_b": 4}
 """How the C core numbers the codecs."""
 
-SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 20}
+SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 18}
 """Bytes of the target between two looks at the stop flag: a few milliseconds, so that cancelling is prompt."""
 
 STREAM_BYTES = 4 << 20
@@ -223,7 +223,7 @@ class _Call:
         part = self.pieces
         if (begin, end) != (0, self.pieces_count):
             part = replace(part, **{name: getattr(part, name)[begin:end] for name in _COLUMNS})
-        numpy_core.run(self.program, part, self.src, self.dst)
+        numpy_core.run(self.program, part, self.src, self.dst, checked=True)
 
     def _native(self, begin: int, end: int, flags: int) -> None:
         bad = native.core().retile(

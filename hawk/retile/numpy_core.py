@@ -80,8 +80,12 @@ def _run(offsets: I64) -> int:
     return gcd(len(offsets), *breaks.tolist())
 
 
-def run(program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8]) -> None:
+def run(
+    program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8], *, checked: bool = False
+) -> None:
     """Carry out `program` for all `pieces` between the channels' slices `src[c]` and `dst[c]`.
+
+    `checked` says that these pieces have been through `check`.
 
     Raises
     ------
@@ -91,7 +95,8 @@ def run(program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8]) 
     if len(pieces) == 0:
         return
     off = _offsets(program)
-    check(program, pieces, [len(s) for s in src], [len(d) for d in dst], off)
+    if not checked:
+        check(program, pieces, [len(s) for s in src], [len(d) for d in dst], off)
     full = (pieces.lo <= 0) & (pieces.hi > off.row.max()) & (pieces.cols > off.col.max())
     work = len(off.src) * max(program.src_codec.bits, program.dst_codec.bits, 8) // 8
     batch = max(1, BATCH_BYTES // max(1, work))
@@ -283,12 +288,18 @@ def check(
     channel = pieces.src_channel[reads]
     _within("src_channel", channel, 0, len(src_bytes) - 1, reads)
     _within("src_page", pieces.src_page[reads], 0, np.asarray(src_bytes)[channel] - page, reads)
-    reach = np.empty(len(reads), np.int64)
-    bounds, which = np.unique(np.stack((lo, hi, cols))[:, reads], axis=1, return_inverse=True)
-    which = which.reshape(-1)
-    for i, (a, b, c) in enumerate(bounds.T.tolist()):
-        read = off.src[(off.row >= a) & (off.row < b) & (off.col < c)]
-        reach[which == i] = read.max() if len(read) else 0
+    reach = np.full(len(reads), int(off.src.max()))
+    # Few kinds of partial pieces: their reach is found once for each, by a number that tells them apart.
+    rows, width = int(off.row.max()) + 1, int(off.col.max()) + 1
+    a, b, c = lo[reads].clip(0, rows), hi[reads].clip(0, rows), cols[reads].clip(0, width)
+    partial = np.flatnonzero((a > 0) | (b < rows) | (c < width))
+    kinds, first, which = np.unique(
+        ((a * (rows + 1) + b) * (width + 1) + c)[partial], return_index=True, return_inverse=True
+    )
+    for k in range(len(kinds)):
+        i = partial[first[k]]
+        read = off.src[(off.row >= a[i]) & (off.row < b[i]) & (off.col < c[i])]
+        reach[partial[which == k]] = read.max() if len(read) else 0
     _within("src_start", pieces.src_start[reads], 0, program.src_elements - 1 - reach, reads)
 
 
