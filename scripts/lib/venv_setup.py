@@ -174,13 +174,16 @@ def _make_venv(env: Environment) -> None:
     ours = (
         env.stamp.exists() or env.unfinished.exists() or not env.path.exists() or not any(env.path.iterdir())
     )
+    if not env.unfinished.exists():
+        if _runs(env.python):
+            return
+        if not ours:
+            raise SetupError(
+                f"{env.path} holds no Python 3.11 to 3.13 that runs; remove it and run this again"
+            )
+    _leave(env.path)
     if env.unfinished.exists():
         say("the last set-up did not finish; starting anew")
-    elif _runs(env.python):
-        return
-    elif not ours:
-        raise SetupError(f"{env.path} holds no Python 3.11 to 3.13 that runs; remove it and run this again")
-    _leave(env.path)
     removed = env.path.with_name(
         ".venv-removed"
     )  # renamed first: a half-removed .venv would look like a stranger's
@@ -266,12 +269,19 @@ def _pip(env: Environment, arguments: list[str], what: str) -> None:
             if not data:
                 break
     if pip.returncode != 0:
-        errors = [line for line in said.splitlines() if line.lower().lstrip().startswith("error")]
-        last = (errors or said.strip().splitlines() or ["no reason given"])[-1].strip()
-        remedy = next(
-            (text for pattern, text in REMEDIES if re.search(pattern, said)), "mend that and run this again"
-        )
-        raise SetupError(f"pip install failed ({last[:200]}): {remedy}; all it said is in {env.log}")
+        reason, remedy = _diagnose(said.splitlines())
+        raise SetupError(f"pip install failed ({reason}): {remedy}; all it said is in {env.log}")
+
+
+def _diagnose(lines: list[str]) -> tuple[str, str]:
+    """pip's own reason, and what to do about it."""
+    errors = [line.strip() for line in lines if re.match(r"\s*error\b", line, re.IGNORECASE)] or lines
+    for pattern, remedy in REMEDIES:
+        for line in (*errors, *lines):
+            if re.search(pattern, line):
+                return line.strip()[:160], remedy
+    told = [line for line in errors if "subprocess-exited" not in line and line.strip()]
+    return (told[-1].strip()[:160] if told else "it gave no reason"), "mend that and run this again"
 
 
 def main() -> None:

@@ -160,7 +160,14 @@ def test_a_venv_module_that_lacks_ensurepip_is_told(clone: Path, monkeypatch: py
             "the disk is full",
         ),
         ("ERROR: Could not install: [Errno 13] Permission denied: 'x'", "mend the folder's permissions"),
-        ("error: something never seen before", "mend that and run this again"),
+        (
+            "   ERROR: No matching distribution found for setuptools>=77\n   [end of output]\nerror: subprocess-exited-with-error",
+            r"\\(ERROR: No matching distribution found for setuptools>=77\\): a download failed",
+        ),
+        (
+            "error: something never seen before\nerror: subprocess-exited-with-error",
+            r"never seen before\\): mend that",
+        ),
         ("", "mend that and run this again"),
     ],
 )
