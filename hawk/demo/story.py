@@ -28,8 +28,8 @@ Damage = Literal["swap-channels", "flip-bit"]
 
 DEFAULT_TOKENS = 4096
 
-_SPARE = 8 << 20
-"""Bytes of the device beyond the cache."""
+_SPARE = 48 << 20
+"""Bytes of the device beyond the cache: room for staging, should the plan prefer it."""
 
 _TIMEOUT = 120.0
 
