@@ -161,12 +161,12 @@ def test_a_venv_module_that_lacks_ensurepip_is_told(clone: Path, monkeypatch: py
         ),
         ("ERROR: Could not install: [Errno 13] Permission denied: 'x'", "mend the folder's permissions"),
         (
-            "   ERROR: No matching distribution found for setuptools>=77\n   [end of output]\nerror: subprocess-exited-with-error",
-            r"\\(ERROR: No matching distribution found for setuptools>=77\\): a download failed",
+            "   ERROR: No matching distribution found for setuptools\n   [end]\nerror: subprocess-exited-with-error",
+            r"\(ERROR: No matching distribution found for setuptools\): a download failed",
         ),
         (
             "error: something never seen before\nerror: subprocess-exited-with-error",
-            r"never seen before\\): mend that",
+            r"never seen before\): mend that",
         ),
         ("", "mend that and run this again"),
     ],
