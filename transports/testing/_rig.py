@@ -92,7 +92,10 @@ class ContractBase:
         return True
 
     async def held(self, rig: Rig, start: Callable[[], Awaitable[None]]) -> tuple[asyncio.Task[None], Gate]:
-        """Starts a read and returns with it held in the middle (or just begun, see `hold`)."""
+        """Starts a read and returns with it held in the middle, or over if it ended before that.
+
+        Where the transport cannot be held (see `hold`) it has just begun.
+        """
         gate = Gate()
         can_hold = self.hold(rig.reading, gate)
 
@@ -101,7 +104,12 @@ class ContractBase:
 
         task = asyncio.get_running_loop().create_task(reading())
         if can_hold:
-            await gate.reached()
+            reached = asyncio.get_running_loop().create_task(gate.reached())
+            await asyncio.wait({task, reached}, return_when=asyncio.FIRST_COMPLETED)
+            if not reached.done():
+                reached.cancel()
+            else:
+                reached.result()
         else:
             gate.open()
             await asyncio.sleep(0)

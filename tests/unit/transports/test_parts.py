@@ -45,6 +45,7 @@ def batches(draw: st.DrawFn) -> Segments:
     return Segments.of(rows)
 
 
+@settings(deadline=None)
 @given(batches(), st.integers(1, 100), st.integers(1, 10))
 def test_pieces_are_the_same_bytes_in_bounds(segments: Segments, limit: int, max_rows: int) -> None:
     pieces = list(_pieces.cut(segments, limit, max_rows))
@@ -55,6 +56,7 @@ def test_pieces_are_the_same_bytes_in_bounds(segments: Segments, limit: int, max
         assert int(piece.nbytes.min()) > 0
 
 
+@settings(deadline=None)
 @given(batches())
 def test_joining_keeps_the_bytes_and_leaves_no_neighbours(segments: Segments) -> None:
     (whole,) = _pieces.cut(segments, 1 << 40, 1 << 30)
