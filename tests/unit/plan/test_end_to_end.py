@@ -102,6 +102,12 @@ class Scene:
         assert [(p.layer, p.kv) for p in steps] == list(target.planes)
         for step in steps:
             s.run_step(step, self.source.regions, arena, offset)
+        moved = direct(target, self.target.placement, offset)
+        outside = np.ones(len(arena), bool)
+        for at, n in zip(moved.remote, moved.nbytes, strict=True):
+            outside[at : at + n] = False
+        # Of its neighbours' rows a job neither reads nor writes a value; zeros come from dims that do not exist.
+        assert np.isin(arena[outside], (0xEE, 0)).all()
         assert (arena[:offset] == 0xEE).all()
         assert (arena[offset + target.nbytes :] == 0xEE).all()
         return arena

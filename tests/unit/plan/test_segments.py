@@ -130,3 +130,28 @@ def test_touched_is_sorted_joined_and_exact():
     assert order == sorted(order)
     same = ranges.region[1:] == ranges.region[:-1]
     assert ((ranges.start + ranges.nbytes)[:-1] < ranges.start[1:])[same].all()
+
+
+def test_what_borders_on_one_side_only_stays_apart():
+    # A plane is 32 bytes: planes border in the cache, but their parts of the arena begin at multiples of 64.
+    layout = s.declare("l", "layer kv block slot head dim").compile(
+        s.shape(heads=1, dim=1, block_size=16, blocks=1), channels=1
+    )
+    target = target_chunk(layout, np.arange(1), Selection(0, 2, 0, 16), Chunk(0, 2, 0, 1))
+    placement = Placement(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int64))
+    segments = direct(target, placement, 0)
+    assert segments.local.tolist() == [0, 32, 64, 96]
+    assert segments.remote.tolist() == [0, 64, 128, 192]
+    assert len(touched(target, placement)) == 1
+
+
+def test_equal_offsets_of_two_regions_do_not_border():
+    layout = s.declare("l", "block slot head dim", buffers="layer kv").compile(
+        s.shape(layers=1, heads=1, block_size=16, blocks=2), channels=2
+    )
+    target = target_chunk(layout, np.arange(2), Selection(0, 1, 0, 32), Chunk(0, 1, 0, 2))
+    # Channel 1's bytes follow channel 0's in the arena and, but for the region, in the cache.
+    offset = np.asarray([[0, 2048], [1024, 3072]], np.int64)
+    regions = np.asarray([[0, 1], [0, 1]], np.int32)
+    assert len(direct(target, Placement(regions, offset), 0)) == 2
+    assert len(direct(target, Placement(regions * 0, offset), 0)) == 1

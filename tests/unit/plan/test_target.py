@@ -197,6 +197,17 @@ def test_chunk_bytes_is_exact_for_aligned_pages():
     assert chunk_bytes(layout, selection, chunk) == target.nbytes
 
 
+def test_as_many_entries_as_fit_exactly():
+    layout = load("tenstorrent/kv").compile(s.shape(block_size=32, blocks=20))
+    selection = Selection(0, 2, 0, 320)
+    three = chunk_bytes(layout, selection, Chunk(0, 1, 0, 3))
+    assert [c.blocks for c in split(layout, selection, max_bytes=three)] == [3, 3, 3, 1] * 2
+    assert [c.blocks for c in split(layout, selection, max_bytes=three - 1)] == [2] * 10
+    both = chunk_bytes(layout, selection, Chunk(0, 2, 0, 10))
+    assert split(layout, selection, max_bytes=both) == (Chunk(0, 2, 0, 10),)
+    assert split(layout, selection, max_bytes=both - 1) == (Chunk(0, 1, 0, 10), Chunk(1, 1, 0, 10))
+
+
 def test_a_block_that_fits_nowhere_names_the_smallest_size():
     layout = load("tenstorrent/kv").compile(s.shape(heads=8, dim=128, block_size=64))
     with pytest.raises(OutOfMemory, match="262144 or more") as refused:
