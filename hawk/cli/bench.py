@@ -92,7 +92,11 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 
 
 @bench.command()
+@click.option(
+    "--size-mb", type=click.IntRange(1, 1 << 20), help="Size of K or V, MiB; four times that is used."
+)
+@click.option("--repeats", type=click.IntRange(1, 1000), help="How often each thing is measured.")
 @_json
-def retile(as_json: bool) -> None:
+def retile(as_json: bool, **options: Any) -> None:
     """Conversion between layouts on one core, beside a plain copy of the same bytes."""
-    _bench("retile", as_json)
+    _bench("retile", as_json, **options)

@@ -136,6 +136,37 @@ def test_a_bench_prints_tables_or_json() -> None:
     assert _hawk("bench", "fragmentation", "--channels", "7").stdout
 
 
+def test_bench_options_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    class Result:
+        def to_dict(self) -> dict[str, object]:
+            return {}
+
+    def run(**options: object) -> Result:
+        asked.append(options)
+        return Result()
+
+    for arguments, module in (
+        (["retile", "--json"], "retile"),
+        (
+            ["transfer", "--size", "10MB", "--size", "1KiB", "--transport", "shm", "--runs", "2", "--quick"],
+            "transfer",
+        ),
+        (["retile", "--size-mb", "4", "--repeats", "1"], "retile"),
+    ):
+        monkeypatch.setattr(f"hawk.bench.{module}.run", run)
+        monkeypatch.setattr(f"hawk.bench.{module}.render", lambda *_: None)
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["bench", *arguments])
+        assert caught.value.code == 0
+    assert asked == [
+        {},
+        {"sizes": (10**7, 1024), "transports": ("shm",), "runs": 2, "quick": True},
+        {"size_mb": 4, "repeats": 1},
+    ]
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
