@@ -21,9 +21,11 @@ TARGET static void FN(copy_run)(const struct work *w, int64_t s, int64_t d, int6
 }
 
 #if defined(__SSE2__)
-/* memcpy past the caches, any alignment and size. */
-TARGET static void FN(stream)(uint8_t *to, const uint8_t *from, size_t n)
+/* memcpy past the caches, any alignment and size.  `ahead` is what will be read next, or NULL where that goes on
+ * behind `from` and the hardware sees it coming. */
+TARGET static void FN(stream)(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *ahead)
 {
+    int64_t skip = ahead ? ahead - from : 0;
     size_t head = (size_t)(-(uintptr_t)to & 63);
     head = head < n ? head : n;
     memcpy(to, from, head);
@@ -31,6 +33,8 @@ TARGET static void FN(stream)(uint8_t *to, const uint8_t *from, size_t n)
     from += head;
     n -= head;
     for (; n >= 64; n -= 64, to += 64, from += 64) {
+        if (skip)
+            __builtin_prefetch(from + skip, 0, 2);
 #ifdef WITH_AVX2
         __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)from);
         __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + 32));
@@ -59,7 +63,7 @@ TARGET static void FN(stream_run)(const struct work *w, int64_t s, int64_t d, in
 #endif
     if (bytes > 256) {
         for (; n > 0; n--, from += fs, to += ts)
-            FN(stream)(to, from, (size_t)bytes);
+            FN(stream)(to, from, (size_t)bytes, NULL);
         return;
     }
     for (; n > 0; n--, from += fs, to += ts)

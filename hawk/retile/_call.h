@@ -1,0 +1,189 @@
+/* One call: its pieces checked against the buffers, then carried out. */
+#include "_nest.h"
+
+struct call {
+    struct nest whole, partial;
+    struct loop loop[MAX_LOOPS];
+    int loops, channels_in, channels_out;
+    int64_t src_elements, dst_elements, src_page, dst_page, last_src, last_dst, last_row, last_col;
+    const int64_t *column[COLUMNS];
+    Py_buffer *src, *dst;
+};
+
+static int64_t header_bytes(int codec, int64_t elements) { return codec >= BFP8 ? elements / GROUP : 0; }
+
+static int is_whole(const struct call *c, int64_t i)
+{
+    return c->column[LO][i] <= 0 && c->column[HI][i] > c->last_row && c->column[COLS][i] > c->last_col;
+}
+
+/* Source lines of a whole piece, as byte offsets from its first element; `lines` is 0 where the hardware sees far
+ * enough ahead by itself, because the runs are long. */
+#define MAX_LINES 96
+struct ahead {
+    int lines;
+    int64_t at[MAX_LINES];
+};
+
+static void look_ahead(struct ahead *a, const struct call *c)
+{
+    struct loop l[MAX_LOOPS];
+    int n = 0, bits = BITS[c->whole.work.src_codec];
+    a->lines = 0;
+    for (int i = 0; i < c->loops; i++) { /* by source stride, smallest first */
+        if (c->loop[i].ext == 1)
+            continue;
+        int k = n++;
+        for (; k > 0 && l[k - 1].src > c->loop[i].src; k--)
+            l[k] = l[k - 1];
+        l[k] = c->loop[i];
+    }
+    int64_t run = 1, lines = 1;
+    int first = 0;
+    while (first < n && l[first].src == run)
+        run *= l[first++].ext;
+    int64_t bytes = run * bits / 8;
+    if (bytes > 1024 || n == first)
+        return;
+    lines = (bytes + 63) / 64;
+    for (int i = first; i < n; i++)
+        if (__builtin_mul_overflow(lines, l[i].ext, &lines) || lines > MAX_LINES)
+            return;
+    for (int64_t k = 0; k < lines; k++) {
+        int64_t rest = k / ((bytes + 63) / 64), at = k % ((bytes + 63) / 64) * 64;
+        for (int i = first; i < n; i++) {
+            at += rest % l[i].ext * l[i].src * bits / 8;
+            rest /= l[i].ext;
+        }
+        a->at[k] = at;
+    }
+    a->lines = (int)lines;
+}
+
+struct misfit {
+    int64_t piece, column, got, limit;
+};
+
+static int within(struct misfit *bad, const struct call *c, int64_t i, int column, int64_t limit)
+{
+    int64_t got = c->column[column][i];
+    if (got >= 0 && got <= limit)
+        return 1;
+    *bad = (struct misfit){i, column, got, limit};
+    return 0;
+}
+
+/* Does every piece in [begin, end) stay in its pages, and its pages in their channels? */
+static int check(const struct call *c, int64_t begin, int64_t end, struct misfit *bad)
+{
+    int64_t seen[3] = {-1, -1, -1}, seen_reach = -1;
+    int grouped = c->whole.work.dst_codec >= BFP8;
+    for (int64_t i = begin; i < end; i++) {
+        if (!within(bad, c, i, DST_CHANNEL, c->channels_out - 1) ||
+            !within(bad, c, i, DST_PAGE, c->dst[c->column[DST_CHANNEL][i]].len - c->dst_page) ||
+            !within(bad, c, i, DST_START, c->dst_elements - 1 - c->last_dst))
+            return 0;
+        if (grouped && c->column[DST_START][i] % GROUP) {
+            *bad = (struct misfit){i, DST_START, c->column[DST_START][i], c->column[DST_START][i] / GROUP * GROUP};
+            return 0;
+        }
+        int64_t far = c->last_src;
+        if (!is_whole(c, i)) {
+            int64_t limit[3] = {c->column[LO][i], c->column[HI][i], c->column[COLS][i]};
+            if (memcmp(limit, seen, sizeof seen)) {
+                memcpy(seen, limit, sizeof seen);
+                seen_reach = reach(c->loop, c->loops, 0, 0, 0, limit);
+            }
+            far = seen_reach;
+            if (far < 0)
+                continue; /* reads nothing */
+        }
+        if (!within(bad, c, i, SRC_CHANNEL, c->channels_in - 1) ||
+            !within(bad, c, i, SRC_PAGE, c->src[c->column[SRC_CHANNEL][i]].len - c->src_page) ||
+            !within(bad, c, i, SRC_START, c->src_elements - 1 - far))
+            return 0;
+    }
+    return 1;
+}
+
+/* Streaming stores pay where whole lines are filled one after the other, and long enough for a memory page to stay
+ * open: does a whole piece write at least this many bytes in a row? */
+#define STREAM_RUN 512
+
+static int fills_lines(const struct call *c)
+{
+    int64_t filled = 1;
+    for (int i = c->loops - 1; i >= 0 && (c->loop[i].dst == filled || c->loop[i].ext == 1); i--)
+        filled *= c->loop[i].ext;
+    return filled * BITS[c->whole.work.dst_codec] / 8 >= STREAM_RUN;
+}
+
+/* The piece must begin on a line (else two pieces share one, and each writes a part of it), its units on words. */
+static int stream_fits(const struct nest *t, int64_t start)
+{
+    int64_t bits = BITS[t->work.dst_codec];
+    if (((uintptr_t)(t->work.dst + t->work.dst_header) + (uintptr_t)(start * bits / 8)) % 64)
+        return 0;
+    uint64_t all = (uint64_t)((t->rows.dst | t->work.unit) * bits);
+    for (int i = 0; i < t->outer; i++)
+        all |= (uint64_t)(t->loop[i].dst * bits);
+    return (all & 127) == 0;
+}
+
+static void prepare(struct nest *t, const struct call *c, int64_t i, int reads)
+{
+    t->work.dst = (uint8_t *)c->dst[c->column[DST_CHANNEL][i]].buf + c->column[DST_PAGE][i];
+    t->work.src = NULL;
+    if (reads)
+        t->work.src = (const uint8_t *)c->src[c->column[SRC_CHANNEL][i]].buf + c->column[SRC_PAGE][i];
+}
+
+/* Pieces between a prefetch and its use. */
+#ifndef AHEAD
+#define AHEAD 2
+#endif
+
+static void execute(struct call *c, int64_t begin, int64_t end, int flags)
+{
+    struct nest *t = &c->whole;
+    kernel plain = t->run, groups = choose_groups(&t->work), streamed = NULL;
+#if defined(__SSE2__)
+    if (flags & STREAM && fills_lines(c)) {
+        if (plain == PICK(copy_run))
+            streamed = PICK(stream_run);
+        if (plain == PICK512(bf16_to_bfp8) || (plain == PICK(weave_run) && t->work.unit % 16 == 0))
+            streamed = plain;
+    }
+#endif
+    struct ahead ahead;
+    look_ahead(&ahead, c);
+    int steps_aligned = t->rows.src % GROUP == 0;
+    for (int k = 0; k < t->outer; k++)
+        steps_aligned &= t->loop[k].src % GROUP == 0;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t s = c->column[SRC_START][i], d = c->column[DST_START][i];
+        if (i + AHEAD < end && is_whole(c, i + AHEAD)) {
+            const uint8_t *next = (const uint8_t *)c->src[c->column[SRC_CHANNEL][i + AHEAD]].buf +
+                                  c->column[SRC_PAGE][i + AHEAD] + t->work.src_header +
+                                  c->column[SRC_START][i + AHEAD] * BITS[t->work.src_codec] / 8;
+            for (int k = 0; k < ahead.lines; k++)
+                __builtin_prefetch(next + ahead.at[k], 0, 2);
+        }
+        if (is_whole(c, i)) {
+            prepare(t, c, i, 1);
+            t->run = groups && steps_aligned && s % GROUP == 0 ? groups : plain;
+            t->work.stream = streamed && stream_fits(t, d);
+            if (t->work.stream)
+                t->run = streamed;
+            walk(t, 0, s, d);
+        } else {
+            int64_t limit[3] = {c->column[LO][i], c->column[HI][i], c->column[COLS][i]};
+            prepare(&c->partial, c, i, limit[1] > limit[0] && limit[1] > 0 && limit[2] > 0);
+            walk_partial(&c->partial, 0, s, d, 0, 0, limit);
+        }
+    }
+#if defined(__SSE2__)
+    if (streamed)
+        _mm_sfence();
+#endif
+}
