@@ -139,15 +139,13 @@ static void prepare(struct nest *t, const struct call *c, int64_t i, int reads)
 }
 
 /* Pieces between a prefetch and its use. */
-#ifndef AHEAD
 #define AHEAD 2
-#endif
 
 static void execute(struct call *c, int64_t begin, int64_t end, int flags)
 {
     struct nest *t = &c->whole;
     kernel plain = t->run, groups = choose_groups(&t->work), streamed = NULL;
-#if defined(__SSE2__)
+#if defined(X86)
     if (flags & STREAM && fills_lines(c)) {
         if (plain == PICK(copy_run))
             streamed = PICK(stream_run);
@@ -182,7 +180,7 @@ static void execute(struct call *c, int64_t begin, int64_t end, int flags)
             walk_partial(&c->partial, 0, s, d, 0, 0, limit);
         }
     }
-#if defined(__SSE2__)
+#if defined(X86)
     if (streamed)
         _mm_sfence();
 #endif

@@ -127,9 +127,7 @@ done:
 }
 
 /* Above this many bytes in one call, targets go past the caches. */
-#ifndef LARGE
 #define LARGE (4 << 20)
-#endif
 /* Segments up to this size end before the hardware's prefetch has paid: the next but one is asked for meanwhile. */
 #define SHORT (64 << 10)
 #define FAR 4
@@ -143,7 +141,7 @@ static void copy_all(const int64_t *bases, const int32_t *region, const int64_t 
     for (Py_ssize_t i = 0; i < n; i++) {
         uint8_t *to = (uint8_t *)(uintptr_t)(bases[region[i]] + local[i]);
         const uint8_t *from = (const uint8_t *)(uintptr_t)(source + remote[i]);
-#if defined(__SSE2__)
+#if defined(X86)
         if (total >= LARGE && nbytes[i] >= 256) {
             const uint8_t *ahead = NULL;
             if (nbytes[i] <= SHORT && i + 2 < n)
@@ -159,7 +157,7 @@ static void copy_all(const int64_t *bases, const int32_t *region, const int64_t 
 #endif
         memcpy(to, from, (size_t)nbytes[i]);
     }
-#if defined(__SSE2__)
+#if defined(X86)
     _mm_sfence();
 #endif
 }

@@ -1,7 +1,9 @@
 /* Elements and their codecs, one value at a time: the definitions of `layouts/codecs.py` in C. */
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
+/* X86 lets intrinsics stand; everything has a plain twin, which HAWK_PLAIN asks for. */
+#if defined(__x86_64__) && !defined(HAWK_PLAIN)
+#define X86
 #include <immintrin.h>
 #endif
 

@@ -20,7 +20,7 @@ TARGET static void FN(copy_run)(const struct work *w, int64_t s, int64_t d, int6
     }
 }
 
-#if defined(__SSE2__)
+#if defined(X86)
 /* memcpy past the caches, any alignment and size.  `ahead` is what will be read next, or NULL where that goes on
  * behind `from` and the hardware sees it coming. */
 TARGET static void FN(stream)(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *ahead)
@@ -80,7 +80,7 @@ TARGET static void FN(weave_run)(const struct work *w, int64_t s, int64_t d, int
     int64_t pairs = w->unit / 2, apart = w->apart;
     for (; n > 0; n--, from += ss, to += ds) {
         int64_t i = 0;
-#if defined(__SSE2__)
+#if defined(X86)
         for (; i + 8 <= pairs; i += 8) {
             __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(from + i));
             __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + apart + i));

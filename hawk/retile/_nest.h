@@ -20,7 +20,7 @@ struct nest {
 #undef FN
 #undef TARGET
 
-#if defined(__x86_64__)
+#if defined(X86)
 #define FN(name) name##_avx2
 #define TARGET __attribute__((target("avx2")))
 #define WITH_AVX2
@@ -42,7 +42,7 @@ static const char *const LEVELS[] = {"baseline", "avx2", "avx512"};
 
 static int detect(void)
 {
-#if defined(__x86_64__)
+#if defined(X86)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
         return AVX512;
