@@ -264,8 +264,12 @@ def _jobs(result: TransferResult) -> Table:
 
 
 def _parts(result: TransferResult) -> Table:
-    names = ("MB", "over", "retile", "bytes", "finish", "sum", "job/sum", "job/largest")
-    table = _table("Its parts alone, milliseconds; goal: job/sum at most 1", 1, *names)
+    names = ("MB", "over", "retile", "bytes", "finish", "sum", "job/sum", "job/largest", "plan")
+    table = _table(
+        "Its parts alone, milliseconds; goal: job/sum at most 1 (plan, of both sides, is not in the sum)",
+        1,
+        *names,
+    )
     for size in result.sizes:
         label = f"{size.nbytes / 1e6:.1f}"
         for name, job in size.jobs.items():
@@ -276,6 +280,7 @@ def _parts(result: TransferResult) -> Table:
                 f"{job.parts_sum * 1e3:.1f}",
                 Text(f"{job.over_sum:.2f}", "green" if job.over_sum <= 1 else "yellow"),
                 f"{job.over_largest:.2f}",
+                f"{job.parts['plan'] * 1e3:.1f}",
             )
             label = ""
         table.add_section()
