@@ -37,7 +37,8 @@ class Receiver:
     """The receiving half of one fetch attempt.
 
     `start` begins a chunk, at most DEPTH run at a time (`room`), `all_done` waits for the rest, `stop` ends what
-    still runs and returns when no byte can land; `failed` is told the first error of a chunk.
+    still runs and returns when no byte can land; `arrived` is called after every chunk that is in its place,
+    `failed` with the first error of one.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Receiver:
         context: FetchContext,
         request: FetchRequest,
         result: FetchResult,
+        arrived: Callable[[], None],
         failed: Callable[[HawkError], None],
     ) -> None:
         self._context = context
         self._request = request
         self._result = result
+        self._arrived = arrived
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._touched: list[ByteRanges] = []
@@ -161,7 +164,7 @@ class Receiver:
         if self._error is not None:
             raise self._error
 
-    def start(self, prepared: Prepared, link: Link, consumed: Callable[[Prepared], None]) -> None:
+    def start(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
         """Begins to plan, read and finish a chunk."""
         task = asyncio.get_running_loop().create_task(self._chunk(prepared, link, consumed))
         self._tasks.add(task)
@@ -203,7 +206,7 @@ class Receiver:
                 await memory.flush(ranges)
         self._result.phases["flush"] = time.perf_counter() - began
 
-    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[Prepared], None]) -> None:
+    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
         assert self._selection is not None
         context, request, result = self._context, self._request, self._result
         cache = request.cache
@@ -227,12 +230,13 @@ class Receiver:
             extents = [r.extents for r in cache.regions]
             segments = await context.planner.call(direct, planned, cache.placement, prepared.offset, extents)
             await self._read(prepared, segments, link)
-            consumed(prepared)
+            consumed(prepared.chunk)
         self._touched.append(touched(planned, cache.placement))
         result.nbytes += planned.nbytes
         result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile
         for channel, nbytes in enumerate(planned.channel_bytes):
             result.channels[channel] += int(nbytes)
+        self._arrived()
 
     async def _read(self, prepared: Prepared, segments: object, link: Link) -> None:
         began = time.perf_counter()
@@ -247,7 +251,7 @@ class Receiver:
         self._context.metrics.phase("read", took)
 
     async def _staged(
-        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[Prepared], None]
+        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[int], None]
     ) -> None:
         """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
         memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
@@ -262,7 +266,7 @@ class Receiver:
                 staged, planned, cache.placement, prepared.offset, region, offset
             )
             await self._read(prepared, segments, link)
-            consumed(prepared)
+            consumed(prepared.chunk)
             began = time.perf_counter()
             await memory.move(moves)
             took = time.perf_counter() - began
