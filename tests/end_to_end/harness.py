@@ -98,8 +98,8 @@ class Site:
         (self.folder / "peers.toml").write_text("[peers]\n" + "\n".join(lines) + "\n")
         self.agents: list[AgentProcess] = []
 
-    def write_config(self, name: str, tables: dict[str, dict[str, Any]], **agent: Any) -> Path:
-        """A config file for `name`: secure, on loopback, with whatever `tables` and `agent` say besides."""
+    def write_config(self, name: str, tables: dict[str, dict[str, Any] | None], **agent: Any) -> Path:
+        """A config file for `name`: secure, on loopback, with what `tables` and `agent` say besides; None drops a table."""
         merged: dict[str, dict[str, Any]] = {
             "agent": {
                 "name": name,
@@ -116,13 +116,21 @@ class Site:
             "jobs": {"chunk": "64KiB"},
         }
         for table, values in tables.items():
-            merged[table] = {**merged.get(table, {}), **values}
+            if values is None:
+                merged.pop(table, None)
+            else:
+                merged[table] = {**merged.get(table, {}), **values}
         path = self.folder / f"{name}.toml"
         path.write_text("\n".join(_toml(table, values) for table, values in merged.items()))
         return path
 
     def start(
-        self, name: str, tables: dict[str, dict[str, Any]] | None = None, *, ready: bool = True, **agent: Any
+        self,
+        name: str,
+        tables: dict[str, dict[str, Any] | None] | None = None,
+        *,
+        ready: bool = True,
+        **agent: Any,
     ) -> AgentProcess:
         """Starts an agent; returns once it answers (or at once, unless `ready`)."""
         config = self.write_config(name, tables or {}, **agent)

@@ -11,7 +11,7 @@ import numpy as np
 from hawk.client import Client
 from hawk.handles import Cache, DeviceCache, OfferHandle
 from tests.end_to_end import caches as c
-from tests.end_to_end.harness import AgentProcess, back_to, clients, counts, descriptors_back_to
+from tests.end_to_end.harness import AgentProcess, Counts, back_to, clients, descriptors_back_to, until
 
 STREAMS = 2
 
@@ -53,6 +53,11 @@ class Scene:
         c.paint(self.device)
 
 
+def idle(now: Counts) -> bool:
+    """No job is under way; a job that is over for its client may still be on the way out in its agent."""
+    return now.serving == now.fetching == 0
+
+
 @contextlib.asynccontextmanager
 async def scene(
     prefill: AgentProcess, decode: AgentProcess, memory: str = "npu8", *, spec: c.CacheSpec | None = None
@@ -64,7 +69,7 @@ async def scene(
         device = await hd.allocate(spec, memory=memory)
         made = Scene(prefill, decode, hp, hd, source, cache, spec, device)
         await made.good_job()
-        before = await counts(hp), await counts(hd)
+        before = await until(hp, idle, "no job"), await until(hd, idle, "no job")
         open_before = prefill.descriptors(), decode.descriptors()
         made.offers.clear()
         yield made
