@@ -229,9 +229,12 @@ class Receiver:
     async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
         result = self._result
         began = time.perf_counter()
-        planned, segments, ranges = await self._context.planner.call(
-            self._plan, prepared, self.cover(prepared)
-        )
+        assert self._plans is not None
+        chunk = self.cover(prepared)
+        if self._plans.quick(chunk):
+            planned, segments, ranges = self._plan(prepared, chunk)
+        else:
+            planned, segments, ranges = await self._context.planner.call(self._plan, prepared, chunk)
         result.phases["plan"] = result.phases.get("plan", 0.0) + time.perf_counter() - began
         if segments is None:
             await self._staged(prepared, planned, link, consumed)

@@ -251,7 +251,7 @@ class ServeJob(Stoppable):
         for number, chunk in enumerate(chunks):
             await offer.until_layers(chunk.layer + chunk.layers)
             began = time.perf_counter()
-            nbytes, steps = await context.planner.call(plan, chunk)
+            nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
             context.metrics.phase("plan", time.perf_counter() - began)
             await self._prepare(number, chunk, nbytes, steps, offer, transport)
         self.state = State.PREPARED

@@ -25,6 +25,14 @@ _SHAPES = 64
 """Shapes of chunks remembered; a job has a handful."""
 
 
+_FEW = 4096
+"""Runs of a chunk up to which handing it to a thread costs more than planning it."""
+
+
+def _shape(chunk: Chunk) -> tuple[int, int, int]:
+    return chunk.block, chunk.blocks, chunk.layers
+
+
 class TargetPlans:
     """`target_chunk` for the chunks of one job; see there for the arguments and what is raised."""
 
@@ -35,9 +43,14 @@ class TargetPlans:
         self._alike = "layer" in dst.buffers
         self._known: dict[tuple[int, int, int], TargetChunk] = {}
 
+    def quick(self, chunk: Chunk) -> bool:
+        """Whether planning this chunk, and what is derived from its runs, takes well under a millisecond."""
+        known = self._known.get(_shape(chunk)) if self._alike else None
+        return known is not None and sum(len(known.runs[kind].nbytes) for kind in known.kind) < _FEW
+
     def plan(self, chunk: Chunk) -> TargetChunk:
         """The target's side of `chunk`."""
-        shape = (chunk.block, chunk.blocks, chunk.layers)
+        shape = _shape(chunk)
         known = self._known.get(shape) if self._alike else None
         last = self._selection.layer + self._selection.layers
         if known is None or chunk.layer < self._selection.layer or chunk.layer + chunk.layers > last:
@@ -64,8 +77,7 @@ class SourcePlans:
 
     def plan(self, target: TargetChunk) -> list[RetileStep]:
         """The steps that fill the arena of `target`."""
-        chunk = target.chunk
-        shape = (chunk.block, chunk.blocks, chunk.layers)
+        chunk, shape = target.chunk, _shape(target.chunk)
         known = self._known.get(shape) if self._alike else None
         if known is None:
             steps = retile_steps(self._src, self._src_blocks, self._placement, target, self._dst_blocks)

@@ -99,7 +99,7 @@ class Site:
         self.agents: list[AgentProcess] = []
 
     def write_config(self, name: str, tables: dict[str, dict[str, Any] | None], **agent: Any) -> Path:
-        """A config file for `name`: secure, on loopback, with what `tables` and `agent` say besides; None drops a table."""
+        """A config file for `name`: secure, on loopback, and what `tables` (None drops one) and `agent` say."""
         merged: dict[str, dict[str, Any]] = {
             "agent": {
                 "name": name,
