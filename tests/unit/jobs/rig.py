@@ -121,6 +121,9 @@ class FakeServer:
     def close(self) -> None:
         return
 
+    async def read_by_all(self, timeout: float) -> None:
+        return
+
     def send(self, identity: bytes, message: PeerMessage) -> None:
         assert identity == PEER
         self.out(message)

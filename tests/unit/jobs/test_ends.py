@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +22,8 @@ from hawk.errors import (
 )
 from hawk.jobs import dialogue
 from hawk.jobs.offers import Outcome
+from hawk.jobs.receive import DEPTH
+from hawk.transports.base import Grant
 from tests.end_to_end import caches as c
 from tests.unit.jobs.rig import PEER, Rig, rig
 
@@ -247,3 +251,83 @@ async def test_closing_ends_every_job() -> None:
         assert made.arena.allocator.owned() == {}
         with pytest.raises(Aborted, match="stopping"):
             await task
+
+
+async def test_beats_alone_keep_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogue, "NUDGE", 60.0)  # no question is put again, so nothing else renews it
+    async with rig(lease=0.4) as made:
+        entry = made.offer(layers=1)
+        task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
+        while made.seen.count("alive") < 14:  # each a quarter of a lease after the other
+            await asyncio.sleep(0.01)
+            assert not task.done(), task.exception()
+        made.offers.layers_ready("r", c.LAYERS)
+        await task
+        made.check_bytes()
+
+
+async def test_no_more_chunks_are_read_at_once_than_that() -> None:
+    async with rig(arena=1 << 20) as made:
+        made.context = replace(made.context, credit=1 << 20)
+        made.serving._in_flight = 1 << 20
+        most, go = [0], asyncio.Event()
+
+        async def hold() -> None:
+            most[0] = max(most[0], made.transport.reading)
+            await go.wait()
+
+        made.transport.hold = hold
+        entry = made.offer()
+        task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
+        while made.seen.count("prepared") < 3:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        go.set()
+        await task
+        assert most == [DEPTH]
+
+
+async def test_jobs_of_one_peer_share_what_it_may_have_prepared() -> None:
+    async with rig(arena=1 << 20) as made:
+        made.context = replace(made.context, credit=1 << 20)
+        go = asyncio.Event()
+        made.transport.hold = go.wait
+        most = [0]
+        whole = made.transport.grant
+
+        def grant(offset: int, nbytes: int) -> Grant:
+            made_grant = whole(offset, nbytes)
+            most[0] = max(most[0], sum(g.nbytes for g in made.transport.grants.values()))
+            return made_grant
+
+        made.transport.grant = grant  # type: ignore[method-assign]
+        entry = made.offer()
+        task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
+        while made.seen.count("prepared") < 2:
+            await asyncio.sleep(0)
+        # A third chunk would be more than the peer may have; an end in this state leaves none of it taken.
+        made.offers.end(entry, Outcome.WITHDRAWN, Aborted("withdrawn"))
+        with pytest.raises(HawkError):
+            await task
+        await made.serving.idle()
+        assert most[0] <= 1 << 17
+        gc.collect()
+        assert not made.serving._credits
+
+
+async def test_an_end_while_the_arena_is_full_gives_the_credit_back() -> None:
+    async with rig(arena=1 << 17) as made:
+        whole = await made.arena.reserve(1 << 17, "somebody else", 1.0)
+        entry = made.offer()
+        task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
+        while not made.arena.waiting:
+            await asyncio.sleep(0)
+        (credit,) = made.serving._credits.values()
+        assert credit.used > 0
+        made.offers.end(entry, Outcome.WITHDRAWN, Aborted("withdrawn"))
+        with pytest.raises(Aborted):
+            await task
+        await made.serving.idle()
+        assert credit.used == 0
+        made.arena.free(whole)
