@@ -9,13 +9,21 @@ import uuid
 from pathlib import Path
 
 
-@functools.cache
-def boot_id() -> str:
-    """A string that two processes share only if one kernel runs both."""
+def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return f"{socket.gethostname()}-{uuid.getnode():x}"
+
+
+# Read when this is imported: at a later time the process may have no descriptor left to read it with, and would
+# take itself for another machine from then on.
+_BOOT_ID = _read_boot_id()
+
+
+def boot_id() -> str:
+    """A string that two processes share only if one kernel runs both."""
+    return _BOOT_ID
 
 
 def _namespace(kind: str) -> str:

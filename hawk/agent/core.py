@@ -126,6 +126,7 @@ class Agent:
         self.metrics.watch_pool("arena", self._arena_states)
         await self._start_transports()
         stack.enter_context(_core(config.retile.core))
+        native.core_name()  # a core that HAWK_CORE asks for in vain should end the start, not every job
         retiler = Retiler(config.retile.threads or len(os.sched_getaffinity(0)))
         stack.callback(retiler.close)
         self._planner = Planner()

@@ -167,7 +167,7 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
     bound = CacheDescr(
         **{
             **{name: getattr(descr, name) for name in descr.__struct_fields__},
-            "channels": descr.channels or (memory.channels if memory.channels > 1 else 0),
+            "channels": descr.channels or memory.channels,
             "align": descr.align or memory.alignment,
         }
     )

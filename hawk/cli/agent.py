@@ -41,5 +41,19 @@ def agent(file: Path | None, ready_fd: int | None) -> int:
             os.write(ready_fd, f"{started.control_address}\n".encode())
             os.close(ready_fd)
 
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(config, sources, on_up=up))
+
+
+def _raise_descriptor_limit() -> None:
+    """Lets this process open as many files as it may.
+
+    Clients, peers, strangers and caches each cost descriptors, and ZeroMQ ends the whole process where a local
+    client cannot be accepted for want of one; the usual soft limit of 1024 is for programs that use select().
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,57 @@
+"""Nodes that are not the usual ones: a device of one channel, few descriptors, a core that is not there."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end import caches as c
+from tests.end_to_end.harness import COMMAND, Site, clients, npu
+
+
+async def test_a_device_of_one_channel_takes_a_cache_as_any(site: Site) -> None:
+    prefill = site.start("p0", role="prefill")
+    tables = {"peers": {"p0": prefill.control}, "memory.one": npu(1)}
+    decode = site.start("d0", tables, role="decode")
+    async with clients(prefill, decode) as (hp, hd):
+        source, spec = c.filled(), c.target_spec()
+        cache = await hp.register(source)
+        device = await hd.allocate(spec, memory="one")
+        assert len(device.channels) == 1
+        c.paint(device)
+        offer = await hp.offer("one", cache, np.arange(7), tokens=100)
+        await hd.fetch(offer, into=device, blocks=[5, 2], timeout="20s")
+        c.check(device, spec, c.Moved(source, np.arange(7), [5, 2], 0, 100), guards=[device])
+        plain = await hd.allocate(c.source_spec(), memory="one")
+        assert len(plain.channels) == 1
+
+
+def test_an_agent_may_open_as_many_files_as_the_system_allows(site: Site) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(256, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    try:
+        agent = site.start("p0", role="prefill")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = Path(f"/proc/{agent.pid}/limits").read_text().splitlines()
+    line = next(line for line in limits if line.startswith("Max open files"))
+    assert line.split()[3:5] == [str(hard), str(hard)]
+
+
+def test_a_core_that_hawk_core_names_in_vain_ends_the_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HAWK_CORE", "quantum")
+    config = site.write_config("p0", {}, role="prefill")
+    ended = subprocess.run(
+        [*COMMAND, "--config", str(config)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 1
+    assert (
+        ended.stderr.strip() == "hawk-agent: HAWK_CORE: no such core; got quantum; expected auto, c or numpy"
+    )
