@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.plan.check import check, check_blocks, check_selection, entries
+from hawk.plan.check import check, check_blocks, check_selection, check_source, entries, program_part
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
 from hawk.plan.target import split, target_chunk
 from hawk.retile.build import build_program
@@ -80,14 +80,14 @@ _EXACT = {("bf16", "fp32"), ("fp16", "fp32")} | {
 """Conversions that keep every value: the target has all of the source's exponents and mantissas."""
 
 
-def _lossy(src: CompiledLayout, dst: CompiledLayout) -> str | None:
+def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> str | None:
     """Why values may change between the codecs, or None where every value survives."""
     a, b = src.codec, dst.codec
     if a == b:
         if a.group == 1:
             return None
         for kv in range(src.shape.kvs):
-            loops = build_program(src, dst, kv).loops
+            loops = build_program(src, dst, kv, program_part(src, dst, selection)).loops
             inner = loops[-1] if loops else None
             # Encoding a decoded group gives the same values, but only if it is the same elements.
             if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
@@ -123,9 +123,9 @@ def explain(
 
     Raises what `check`, `check_blocks`, `split` and `decide` raise.
     """
-    check(src, dst)
-    check_selection(src, selection)
+    check_source(src, selection)
     check_selection(dst, selection)
+    check(src, dst, selection)
     table = np.arange(entries(dst, selection)[1]) if dst_blocks is None else dst_blocks
     blocks = check_blocks(dst, table, selection, "dst_blocks")
     chunks = split(dst, selection, max_bytes=max_bytes)
@@ -168,7 +168,7 @@ def _explanation(
     decision: Decision,
 ) -> Explanation:
     shape, codec = dst.shape, dst.codec
-    elements = selection.layers * shape.kvs * selection.tokens * shape.heads * shape.dim
+    elements = selection.layers * shape.kvs * selection.tokens * selection.target_heads(dst)[1] * shape.dim
     return Explanation(
         selection=selection,
         chunks=chunks,
@@ -183,6 +183,6 @@ def _explanation(
         median=median,
         longest=max(s.longest for s in found),
         channel_bytes=tuple(channel_bytes),
-        lossy=_lossy(src, dst),
+        lossy=_lossy(src, dst, selection),
         decision=decision,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InternalError, InvalidArgument
+from hawk.plan.check import check_source, program_part
 from hawk.plan.pattern import fixed_terms
 from hawk.plan.types import RetileStep
 from hawk.retile.build import build_program
@@ -66,6 +67,7 @@ def _pieces(
     real = np.where(hi > 0, token, selection.token)
     src_size = src.shape.block_size
     head_in = program.heads < dst.shape.heads
+    moved_by = selection.source_head - selection.head
     dim_in = program.dims < dst.shape.dim
     reads = (hi > 0)[:, None, None] & head_in[:, None] & dim_in
     shape = reads.shape
@@ -82,7 +84,7 @@ def _pieces(
     source: dict[Axis, I64] = {
         "block": src_blocks[real // src_size],
         "slot": real % src_size,
-        "head": np.where(head_in, program.heads, 0),
+        "head": np.where(head_in, program.heads + moved_by, 0),
         "dim": np.where(dim_in, program.dims, 0),
     }
     into: dict[Axis, I64] = {
@@ -160,17 +162,19 @@ def retile_steps(
 
     Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_program` does.
     """
-    dst = target.layout
+    dst, selection = target.layout, target.selection
     src_blocks = np.ascontiguousarray(src_blocks, dtype=np.int64)
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
-    programs = [build_program(src, dst, kv) for kv in range(dst.shape.kvs)]
+    check_source(src, selection)
+    programs = [build_program(src, dst, kv, program_part(src, dst, selection)) for kv in range(dst.shape.kvs)]
     src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]
     dst_fixed = [fixed_terms(dst, kv) for kv in range(dst.shape.kvs)]
     known: dict[tuple[int, int, int], Pieces] = {}
     steps: list[RetileStep] = []
     for plane, (layer, kv) in enumerate(target.planes):
-        src_term, dst_term = int(src_fixed[kv][layer]), int(dst_fixed[kv][layer])
+        src_layer = selection.source_layer(layer)
+        src_term, dst_term = int(src_fixed[kv][src_layer]), int(dst_fixed[kv][layer])
         kind = target.kind[plane]
         key = (kind, src.piece(kv).kvs[0], src_term % src.channels)
         pieces = known.get(key)
@@ -186,7 +190,7 @@ def retile_steps(
                 src_term % src.channels,
                 dst_term % dst.channels,
             )
-        buffer = src.buffer(layer, kv)
+        buffer = src.buffer(src_layer, kv)
         lift = src_term // src.channels * src.page_stride
         steps.append(
             RetileStep(

@@ -6,6 +6,8 @@ Which pages a chunk touches follows from the token range `[t0, t1)` alone:
 - rows before t0 in a page that is touched are neighbours: the page has its place in the arena, but their bytes
   are in no run, so whatever the target holds there stays;
 - rows from t1 to the end of the last touched block are padding: they are moved, as zeros.
+
+Where only some heads move, the others are neighbours too; heads that exist for padding only go with the last one.
 """
 
 from __future__ import annotations
@@ -34,8 +36,17 @@ def _cut(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
     return max(0, selection.token - chunk.block * layout.shape.block_size)
 
 
-def _plane_bytes(layout: CompiledLayout, kv: int, cut: int, blocks: int, align: int) -> int:
-    pages = pattern(layout, kv, cut).pages + (blocks - 1) * pattern(layout, kv, 0).pages
+def _heads(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
+    """The target's heads as `pattern` takes them."""
+    first, count = selection.target_heads(layout)
+    last = first + count
+    return (first, last) if last < layout.shape.heads else (first, -1)
+
+
+def _plane_bytes(
+    layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int], blocks: int, align: int
+) -> int:
+    pages = pattern(layout, kv, cut, heads).pages + (blocks - 1) * pattern(layout, kv, 0, heads).pages
     # How the pages spread over the channels depends on the block table; each channel in use rounds up once.
     waste = align - math.gcd(align, layout.page_stride)
     return pages * layout.page_stride + min(layout.channels, pages) * waste
@@ -46,8 +57,8 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
 
     Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
     """
-    cut = _cut(dst, selection, chunk)
-    per_layer = sum(_plane_bytes(dst, kv, cut, chunk.blocks, align) for kv in range(dst.shape.kvs))
+    cut, heads = _cut(dst, selection, chunk), _heads(dst, selection)
+    per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in range(dst.shape.kvs))
     return chunk.layers * per_layer
 
 
@@ -125,13 +136,20 @@ def _coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, 
     return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
 
 
-def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int) -> PlaneRuns:
+def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int, heads: tuple[int, int]) -> PlaneRuns:
     """The runs of a plane whose blocks begin at pages `term`; the first block's rows before `cut` are not ours."""
     channels, stride, page_bytes = layout.channels, layout.page_stride, layout.page_bytes
-    first = pattern(layout, kv, cut)
-    parts = [_stretches(pattern(layout, kv, 0), term[1:] if cut else term, channels)]
+    rest = pattern(layout, kv, 0, heads)
+    cut_first, cut_at, cut_bytes = rest.cut_first, rest.cut_at, rest.cut_bytes
+    parts = [_stretches(rest, term[1:] if cut else term, channels)]
     if cut:
-        parts.append(_stretches(first, term[:1], channels))
+        first = pattern(layout, kv, cut, heads)
+        channel, slot, count, which = _stretches(first, term[:1], channels)
+        # Both tables of partial pages as one, the first block's behind the others'.
+        parts.append((channel, slot, count, np.where(which < 0, which, which + len(cut_first) - 1)))
+        cut_first = np.concatenate((cut_first, first.cut_first[1:] + cut_first[-1]))
+        cut_at = np.concatenate((cut_at, first.cut_at))
+        cut_bytes = np.concatenate((cut_bytes, first.cut_bytes))
     channel, slot, count, which = (np.concatenate([p[i] for p in parts]) for i in range(4))
     order = np.argsort(channel * (int(slot.max()) + 1) + slot)
     channel, slot, count, which = channel[order], slot[order], count[order], which[order]
@@ -155,14 +173,14 @@ def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int) -> PlaneRu
         )
     if not whole.all():
         part = which[~whole]
-        n = first.cut_first[part + 1] - first.cut_first[part]
-        row = ragged(first.cut_first[part], n)
-        at = first.cut_at[row]
+        n = cut_first[part + 1] - cut_first[part]
+        row = ragged(cut_first[part], n)
+        at = cut_at[row]
         extra = (
             np.repeat(channel[~whole], n),
             np.repeat(arena[~whole], n) + at,
             np.repeat(target[~whole], n) + at,
-            first.cut_bytes[row],
+            cut_bytes[row],
         )
         joined = [np.concatenate(pair) for pair in zip(rows, extra, strict=True)]
         order = np.lexsort((joined[1], joined[0]))
@@ -225,7 +243,7 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     _check_chunk(dst, blocks, selection, chunk)
     used = blocks[chunk.block : chunk.block + chunk.blocks]
-    cut = _cut(dst, selection, chunk)
+    cut, heads = _cut(dst, selection, chunk), _heads(dst, selection)
     layers, kvs = range(chunk.layer, chunk.layer + chunk.layers), range(dst.shape.kvs)
     runs: list[PlaneRuns] = []
     known: dict[tuple[int, int], int] = {}
@@ -239,7 +257,7 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
             if (lead, residue) not in known:
                 known[lead, residue] = len(runs)
                 term = dst.piece(kv).page_term("block", used) + residue
-                runs.append(_plane_runs(dst, lead, term, cut))
+                runs.append(_plane_runs(dst, lead, term, cut, heads))
             kind[i, kv] = known[lead, residue]
     plane_bytes = np.stack([r.channel_bytes for r in runs])[kind.ravel()]
     ends = np.cumsum(plane_bytes.T.ravel())

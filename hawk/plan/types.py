@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 class Selection:
     """What of a request is moved: layers `[layer, layer + layers)` and token positions `[token, token + tokens)`.
 
+    Layers and heads are those of the target.  Where the source counts otherwise, because the two sides share the
+    model out among their workers in other ways, the rest says how; `hawk.plan.shards` fills it in.
+
+    source_layers        the source's layer for each target layer, in their order; empty: the same numbers
+    head, heads          target heads `[head, head + heads)`; 0 heads: all of them, which are then all of the source's
+    source_head          the source's head that becomes `head`; the following ones follow
+
     Block tables on both sides count from token 0 of the request: entry i holds tokens
     `[i * block_size, (i + 1) * block_size)`.
     """
@@ -40,6 +47,10 @@ class Selection:
     layers: int
     token: int
     tokens: int
+    source_layers: tuple[int, ...] = ()
+    head: int = 0
+    heads: int = 0
+    source_head: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "tokens"):
@@ -50,11 +61,37 @@ class Selection:
                     got=getattr(self, name),
                     expected="1 or more",
                 )
-        for name in ("layer", "token"):
+        for name in ("layer", "token", "head", "heads", "source_head"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(
                     "negative", field=f"selection.{name}", got=getattr(self, name), expected="0 or more"
                 )
+        if self.heads == 0 and (self.head or self.source_head):
+            raise InvalidArgument(
+                "a range of heads needs its length", field="selection.heads", got=0, expected="1 or more"
+            )
+        if self.source_layers and len(self.source_layers) != self.layers:
+            raise InvalidArgument(
+                "one layer of the source is needed for each layer of the target",
+                field="selection.source_layers",
+                got=f"{len(self.source_layers)} layers",
+                expected=self.layers,
+            )
+        if min(self.source_layers, default=0) < 0:
+            raise InvalidArgument(
+                "negative",
+                field="selection.source_layers",
+                got=min(self.source_layers),
+                expected="0 or more",
+            )
+
+    def source_layer(self, layer: int) -> int:
+        """The source's layer that becomes the target's `layer`."""
+        return self.source_layers[layer - self.layer] if self.source_layers else layer
+
+    def target_heads(self, layout: CompiledLayout) -> tuple[int, int]:
+        """First head of the target, and how many."""
+        return self.head, self.heads or layout.shape.heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=256)
-def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
+def build_program(
+    src: CompiledLayout, dst: CompiledLayout, kv: int, part: tuple[int, int, int] | None = None
+) -> Program:
     """The program that moves K (`kv=0`) or V (`kv=1`) of a cache laid out as `src` into one laid out as `dst`.
 
+    part    (first head of the target, how many, first head of the source) where only some heads move; without it
+            both sides have the same heads
+
     Pure; results are cached by value, their arrays are read-only.  `heads`, `dims` and `slots` cover the
-    target's index box with its padding, so entries at or beyond the shape's extent are padding throughout.
+    target's index box with its padding, so entries at or beyond the shape's extent are padding throughout; with
+    `part` the heads are those of the part, to which the padding belongs if it holds the last head.
 
     Raises
     ------
@@ -39,8 +45,21 @@ def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
         heads or dim differ, the digits of an axis have no common refinement, or a group of the target's codec
         is not filled by one token of one piece
     """
+    first, count, source_first = part or (0, dst.shape.heads, 0)
+    if part is not None:
+        for field, last, extent in (
+            ("heads", first + count, dst.shape.heads),
+            ("source heads", source_first + count, src.shape.heads),
+        ):
+            if min(part) < 0 or count < 1 or last > extent:
+                raise Unmappable(
+                    "no such heads",
+                    field=field,
+                    got=f"{last - count}..{last - 1}",
+                    expected=f"within 0..{extent - 1}",
+                )
     for field, got, expected in (
-        ("heads", src.shape.heads, dst.shape.heads),
+        ("heads", src.shape.heads, dst.shape.heads if part is None else src.shape.heads),
         ("dim", src.shape.dim, dst.shape.dim),
         ("kvs", src.shape.kvs, dst.shape.kvs),
     ):
@@ -51,7 +70,13 @@ def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
     a, b = _Side(src, kv), _Side(dst, kv)
     rows = _rows(a, b)
     loops = _slot_loops(a, b, rows)
-    heads, dims = _split(a, b, "head", loops), _split(a, b, "dim", loops)
+    last = b.padded("head") if first + count == dst.shape.heads else first + count
+    # Pieces lie within the part on both sides where their size divides all of these.
+    common = gcd(first, count, source_first, last - first)
+    heads = _split(a, b, "head", common, loops, part is not None)
+    heads = heads[(heads >= first) & (heads < last)]
+    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
+    dims = _split(a, b, "dim", b.padded("dim"), loops)
     loops.sort(key=lambda loop: -loop.dst)
     merged = merge_loops(loops)
     _check_group(dst, merged)
@@ -142,10 +167,19 @@ def _show(side: _Side, axis: Axis) -> str:
     return " ".join(found) or "none"
 
 
-def _split(src: _Side, dst: _Side, axis: Axis, loops: list[Loop]) -> NDArray[np.int64]:
-    """Append the loops of `axis` to `loops`; the base indices of the pieces along it."""
+def _split(
+    src: _Side, dst: _Side, axis: Axis, whole: int, loops: list[Loop], cut: bool = False
+) -> NDArray[np.int64]:
+    """Append the loops of `axis` to `loops`; the base indices of the pieces along it.
+
+    The extent of a piece divides `whole`; with `cut` a digit may be split there.
+    """
     bounds, padded = _boundaries(src, dst, axis), dst.padded(axis)
+    if cut and all(b % whole == 0 or whole % b == 0 for b in bounds):
+        bounds = sorted({*bounds, whole})
     for low, high in pairwise(bounds):
+        if high % low and axis == "head":
+            return np.arange(padded, dtype=np.int64)  # one head is a piece of any layout
         if high % low:
             raise Unmappable(
                 "the digits have no common refinement",
@@ -153,8 +187,6 @@ def _split(src: _Side, dst: _Side, axis: Axis, loops: list[Loop]) -> NDArray[np.
                 got=f"{_show(src, axis)} in {src.layout.name}",
                 expected=f"boundaries that nest with {_show(dst, axis)} in {dst.layout.name}",
             )
-    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
-    whole = padded if axis == "dim" else gcd(padded, dst.layout.shape.extent(axis))
     bases = np.zeros(1, np.int64)
     for i, div in enumerate(bounds):
         # The most significant digit is open-ended: it reaches as far as the target's padding.

@@ -81,6 +81,10 @@ def chunk_elements(layout, selection, chunk):
     size, t0, t1 = layout.shape.block_size, selection.token, selection.token + selection.tokens
     for layer, kv in product(range(chunk.layer, chunk.layer + chunk.layers), range(layout.shape.kvs)):
         extents = [range(padded(layout, kv, axis)) for axis in ("head", "slot", "dim")]
+        if selection.heads:
+            last = selection.head + selection.heads
+            # Heads that are padding go with the last one.
+            extents[0] = range(selection.head, last if last < layout.shape.heads else extents[0].stop)
         for entry in range(chunk.block, chunk.block + chunk.blocks):
             for head, slot, dim in product(*extents):
                 token = entry * size + slot
