@@ -20,6 +20,8 @@ SOURCES = {
     "block-first": s.declare("block-first", "block layer kv head slot dim"),
     "k-transposed": s.declare("kt", "block head dim slot", "block head slot dim", buffers="layer kv"),
     "tiles": s.declare("tiles", s.SMALL_TILES, buffers="layer kv"),
+    "head-pairs": s.declare("pairs", "block head/2 slot/8 | dim head%2 slot%8", buffers="layer kv"),
+    "head-threes": s.declare("threes", "layer block slot head/3 | head%3 dim", buffers="kv"),
 }
 TARGETS = {
     "tiles": s.declare("tiles", s.TILES, buffers="layer kv", align=64),
@@ -233,10 +235,20 @@ def test_some_heads_and_other_layers(data):
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-@pytest.mark.parametrize("part", [(1, 3, (), 2, 1, 0), (8, 3, (2, 0), 0, 4, 4), (5, 3, (), 1, 3, 2)])
-def test_every_target_in_parts(target, part):
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("nhd", (1, 3, (), 2, 1, 0)),
+        ("nhd", (8, 3, (2, 0), 0, 4, 4)),
+        ("hnd", (5, 3, (), 1, 3, 2)),
+        ("head-pairs", (4, 3, (), 0, 2, 1)),
+        ("head-pairs", (4, 3, (), 2, 2, 0)),
+        ("head-threes", (6, 3, (), 0, 4, 2)),
+    ],
+)
+def test_every_target_in_parts(source, target, part):
     Scene(
-        "nhd",
+        source,
         target,
         src_block=16,
         dst_block=40,
