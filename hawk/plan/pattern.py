@@ -32,7 +32,7 @@ MAX_PATTERN = 1 << 22
 """Pages of a block times channels: what the table of residues may hold."""
 
 MAX_PAGE = 1 << 26
-"""Elements of a page.  A layout comes from a peer: these bounds are far above any cache, and keep a plan cheap."""
+"""Elements of a page that moves in part.  A layout comes from a peer: these bounds lie far above any cache."""
 
 MAX_MASKS = 1 << 28
 """Kinds of partial pages times elements of a page."""
@@ -136,12 +136,12 @@ def _byte_runs(layout: CompiledLayout, moved: NDArray[np.bool_]) -> tuple[I64, I
     return at, nbytes
 
 
-def _check_size(layout: CompiledLayout, kv: int) -> None:
+def _check_size(layout: CompiledLayout, kv: int, partial: bool) -> None:
     piece = layout.piece(kv)
     pages = math.prod(d.ext for d in piece.page if d.axis in ("head", "slot", "dim"))
     for field, got, most in (
         ("pages of a block x channels", pages * layout.channels, MAX_PATTERN),
-        ("elements of a page", piece.elements, MAX_PAGE),
+        ("elements of a page", piece.elements if partial else 0, MAX_PAGE),
     ):
         if got > most:
             raise InvalidArgument(
@@ -162,12 +162,13 @@ def pattern(layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int] = 
     whose heads all lie outside `heads`, are left out.  Raises `InvalidArgument` for a layout beyond
     `MAX_PATTERN` or `MAX_PAGE`.
     """
-    _check_size(layout, kv)
+    partial = cut > 0 or heads != ALL_HEADS
+    _check_size(layout, kv, partial)
     page, slot, head = _block_pages(layout, kv)
     which = np.full(len(page), -1, np.int64)
     cut_at: list[I64] = []
     cut_bytes: list[I64] = []
-    if cut > 0 or heads != ALL_HEADS:
+    if partial:
         rows, inner = _inside(layout, kv, "slot"), _inside(layout, kv, "head")
         last = heads[1] if heads[1] >= 0 else padded_extent(layout, kv, "head")
         least, most = max(0, cut - int(rows.max())), last - int(inner.max())
@@ -184,8 +185,8 @@ def pattern(layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int] = 
                 expected=f"{MAX_MASKS} or less",
                 layout=layout.name,
             )
-        partial = np.flatnonzero(keep & ~whole)[example]
-        for number, i in zip(kinds.tolist(), partial.tolist(), strict=True):
+        rows_of = np.flatnonzero(keep & ~whole)[example]
+        for number, i in zip(kinds.tolist(), rows_of.tolist(), strict=True):
             moved = rows + slot[i] >= cut
             moved &= (inner + head[i] >= heads[0]) & (inner + head[i] < last)
             if not moved.any():
