@@ -8,13 +8,14 @@ from hawk.errors import LayoutError
 from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES, CompiledLayout, CompiledPiece
 from hawk.layouts.digits import MAX_ELEMENTS, Factor, Refiner, prove, strides
-from hawk.layouts.grammar import nearest
+from hawk.layouts.grammar import Name, Term, evaluate, nearest
+from hawk.layouts.renaming import MAX_DIM, Tables, parts_of, stored_name, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit
-    from hawk.layouts.layout import Layout, Piece
+    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit, Run
+    from hawk.layouts.layout import Layout, Piece, Sharding
 
 MAX_CHANNELS = 65536
 MAX_ALIGN = 2**30
@@ -58,7 +59,10 @@ class Compiler:
         channels = self._channels(channels)
         align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"))
         values = self._values(params, extents)
-        found = [self._piece(i, piece, shape, extents, values) for i, piece in enumerate(self.layout.pieces)]
+        found = [
+            self._piece(i, piece, shape, extents, values, channels)
+            for i, piece in enumerate(self.layout.pieces)
+        ]
         found = [(piece, pages) for piece, pages in found if piece.kvs]
         held = [kv for piece, _ in found for kv in piece.kvs]
         missing = set(range(shape.kvs)) - set(held)
@@ -88,6 +92,7 @@ class Compiler:
             page_bytes=page_bytes,
             page_stride=-(-page_bytes // align) * align,
             channels=channels,
+            banks=self.layout.banks,
         )
 
     def _where(self, key: str) -> str:
@@ -116,6 +121,8 @@ class Compiler:
         bounded(channels, MAX_CHANNELS, self._where("channels"))
         if self.layout.placement == "linear" and channels != 1:
             raise self._error("a linear layout has one channel", "channels", channels, 1)
+        if self.layout.banks and channels != len(self.layout.banks):
+            raise self._error("not one channel a bank", "channels", channels, len(self.layout.banks))
         return channels
 
     def _values(self, given: Mapping[str, int], extents: Mapping[Axis, int]) -> dict[str, int]:
@@ -146,17 +153,88 @@ class Compiler:
         shape: CacheShape,
         extents: Mapping[Axis, int],
         values: Mapping[str, int],
+        channels: int,
     ) -> tuple[CompiledPiece, int]:
         key = self._where(f"piece[{number}]")
-        refiner = Refiner(extents, values, f"{key}.order")
-        for name, term in piece.renames:
-            refiner.rename(name, term, f"{key}.rename")
-        page, inside = refiner.order(piece.order)
+        (page, inside), stored = self._factors(piece, extents, values, key)
+        if self.layout.sharding is not None:
+            page = self._sharded(self.layout.sharding, page, extents, values, channels)
         padded = prove([*page, *inside], extents, self.layout.buffers, f"{key}.order")
         page_digits, pages = strides(page, f"{key}.order")
         inside_digits, elements = strides(inside, f"{key}.order")
         kvs = tuple(kv for kv in range(shape.kvs) if piece.kv in (None, kv))
-        return CompiledPiece(kvs, page_digits, inside_digits, elements, padded), pages
+        return CompiledPiece(kvs, page_digits, inside_digits, elements, padded, stored), pages
+
+    def _factors(
+        self, piece: Piece, extents: Mapping[Axis, int], values: Mapping[str, int], key: str
+    ) -> tuple[tuple[list[Factor], list[Factor]], tuple[Run, ...]]:
+        """Factors of page and inside; and where dims are stored, where their renames are no digits of dim."""
+        parts = parts_of(piece.splits, extents["dim"], values, f"{key}.split")
+        renames = [(name, without_empty(terms, parts)) for name, terms in piece.renames]
+        refiner = Refiner(extents, values, f"{key}.order")
+        # What is only a part of dim has no digits of dim.
+        exact = all(part.size in (0, extents["dim"]) for part in parts.values())
+        first: LayoutError | None = None
+        if exact:
+            try:
+                for name, part in parts.items():
+                    if part.size:
+                        refiner.name(name, [Factor("dim", 1, part.size)], f"{key}.split")
+                for name, left in renames:
+                    if len(left) != 1:
+                        got = f"{len(left)} terms with indices in {name!r}"
+                        raise LayoutError("a sum is of parts", field=f"{key}.rename", got=got, expected=1)
+                    refiner.rename(name, left[0], f"{key}.rename")
+                return refiner.order(piece.order), ()
+            except LayoutError as error:
+                first = error
+        written = stored_name(piece.order, [name for name, _ in renames], parts)
+        if written is None:
+            raise first or LayoutError(
+                "where dim is split, the order names one rename that holds all its parts",
+                field=f"{key}.order",
+                got=piece.text,
+                expected="m, for instance, with a rename 'm = one + other'",
+            )
+        if extents["dim"] > MAX_DIM:
+            raise first or LayoutError(
+                "too large for parts", field="dim", got=extents["dim"], expected=f"at most {MAX_DIM}"
+            )
+        try:
+            tables = Tables(extents["dim"], parts, values)
+            for new, left in renames:
+                tables.rename(new, left, f"{key}.rename")
+            runs = tables.runs(written, f"{key}.rename")
+            refiner = Refiner(extents, values, f"{key}.order")
+            refiner.name(written, [Factor("dim", 1, extents["dim"], open=True)], f"{key}.rename")
+            return refiner.order(piece.order), runs
+        except LayoutError as error:
+            raise first or error from None
+
+    def _sharded(
+        self,
+        sharding: Sharding,
+        page: Sequence[Factor],
+        extents: Mapping[Axis, int],
+        values: Mapping[str, int],
+        channels: int,
+    ) -> list[Factor]:
+        """The page's factors in an order in which dealing page by page is dealing shard by shard.
+
+        Page i lies in channel `i % channels`, so the digit of the bank becomes the least significant one; above it
+        are the digits inside a shard, above these those of a bank's second shard, third and so on.
+        """
+        where = self._where("placement.shard")
+        refiner, term = Refiner(extents, values, where), Term(Name("shard", 1), (), "shard", 1)
+        rows, columns = (evaluate(e, values, where) for e in (sharding.rows, sharding.columns))
+        wide = len(page)
+        while wide and page[wide - 1].axis == "dim":
+            wide -= 1
+        down, down_in = refiner.cut(list(page[:wide]), rows, term)
+        across, across_in = refiner.cut(list(page[wide:]), columns, term)
+        shards = [*across, *down] if sharding.down else [*down, *across]
+        later, bank = refiner.cut(shards, channels, term)
+        return [*later, *down_in, *across_in, *bank]
 
     def _agree(self, first: CompiledPiece, pages: int, other: CompiledPiece, others: int) -> None:
         """Pieces share a buffer's page numbers, or its description: they must not overlap or leave gaps."""
@@ -165,7 +243,17 @@ class Compiler:
                 raise self._error(f"the pieces differ in {what}", "piece", f"{a} and {b}", "the same number")
         if "kv" not in self.layout.buffers:
             # The pages with kv = k are those whose number has the digit k there: the same digit in every piece.
+            # Where K and V share pages, the positions with kv = k.
             ours, theirs = ([d for d in p.page if d.axis == "kv"] for p in (first, other))
+            if ours == theirs:
+                ours, theirs = ([d for d in p.inside if d.axis == "kv"] for p in (first, other))
+                if ours or theirs:
+                    raise self._error(
+                        "K and V share pages but lie differently in them",
+                        "piece",
+                        "kv behind '|'",
+                        "kv before '|'",
+                    )
             if ours != theirs:
                 raise self._error(
                     "kv lies at different digits in two pieces, so they overlap",

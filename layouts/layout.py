@@ -16,30 +16,61 @@ from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES
 from hawk.layouts.compiling import MAX_ALIGN, MAX_CHANNELS, Compiler, bounded, short
 from hawk.layouts.digits import MAX_ELEMENTS
-from hawk.layouts.grammar import Order, Term, is_name, nearest, parse_order, parse_rename
+from hawk.layouts.grammar import (
+    Arith,
+    Number,
+    Order,
+    Split,
+    Term,
+    is_name,
+    nearest,
+    parse_number,
+    parse_order,
+    parse_rename,
+    parse_split,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hawk.layouts.compiled import Axis, CacheShape, CompiledLayout
 
+Placement = Literal["linear", "interleaved", "sharded"]
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?\Z")
 
 MAX_TEXT = 16384
 MAX_PIECES = 8
 MAX_RENAMES = 8
+MAX_SPLITS = 4
 MAX_PARAMS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One `[[piece]]`: the values of kv it holds for (None: all), its order, its renames in sequence."""
+    """One `[[piece]]`: the values of kv it holds for (None: all), its order, its splits, its renames in sequence."""
 
     kv: int | None
     order: Order
-    renames: tuple[tuple[str, Term], ...]
+    splits: tuple[Split, ...]
+    renames: tuple[tuple[str, tuple[Term, ...]], ...]
     text: str
+    split_texts: tuple[str, ...]
     rename_texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How `placement.kind = "sharded"` deals pages: in shards of a matrix of pages, each wholly in one bank.
+
+    rows, columns    pages of a shard down and across; the matrix is as wide as the dim digits at the end of the
+                     page number, and as high as all the others
+    down             whether shards are numbered down the columns of the matrix of shards, not along its rows
+    """
+
+    rows: Arith
+    columns: Arith
+    down: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +81,8 @@ class Layout:
     codec, codecs            how elements are stored by default, and what else may be asked for
     buffers                  axes that select separate base addresses, a subset of `("layer", "kv")`
     align                    page strides are rounded up to a multiple of it, bytes
-    placement, channels      "linear" (one channel), or "interleaved" over that many (a default)
+    placement, channels      "linear" (one channel), or "interleaved" or "sharded" over that many (a default)
+    banks, sharding          the memory channels that shards are dealt to in turn (empty: all, in order), and how
     params                   defaults of the parameters: a number, or the axis whose extent it is
     pieces                   orders, one for all or one for each value of kv
     text, origin             the TOML itself, and where it came from (for messages; not compared)
@@ -63,8 +95,10 @@ class Layout:
     codecs: tuple[str, ...]
     buffers: tuple[Axis, ...]
     align: int
-    placement: Literal["linear", "interleaved"]
+    placement: Placement
     channels: int
+    banks: tuple[int, ...]
+    sharding: Sharding | None
     params: tuple[tuple[str, int | Axis], ...]
     pieces: tuple[Piece, ...]
     text: str = field(repr=False)
@@ -160,7 +194,7 @@ class _Reader:
             raise self.error(
                 "the default codec is not among the allowed ones", "codec", codec, ", ".join(codecs)
             )
-        kind, channels = self.placement(top)
+        kind, channels, banks, sharding = self.placement(top)
         return Layout(
             name=name,
             summary=self.string(top, "summary", ""),
@@ -171,6 +205,8 @@ class _Reader:
             align=bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align"),
             placement=kind,
             channels=channels,
+            banks=banks,
+            sharding=sharding,
             params=self.params(top),
             pieces=self.pieces(top),
             text=text,
@@ -217,27 +253,65 @@ class _Reader:
             raise self.error("a name comes twice", prefix + key, value)
         return value
 
-    def placement(self, top: Mapping[str, Any]) -> tuple[Literal["linear", "interleaved"], int]:
+    def placement(self, top: Mapping[str, Any]) -> tuple[Placement, int, tuple[int, ...], Sharding | None]:
         table = top.get("placement", {"kind": "linear"})
         if not isinstance(table, dict):
             raise self.error("of the wrong kind", "placement", table, "a table")
-        self.keys(table, "placement.", ("kind", "channels"))
         kind = table.get("kind")
-        if kind == "interleaved":
-            return "interleaved", bounded(
-                table.get("channels"), MAX_CHANNELS, f"{self.origin}: placement.channels"
-            )
-        if kind != "linear":
+        known: dict[str, tuple[str, ...]] = {
+            "linear": ("channels",),
+            "interleaved": ("channels",),
+            "sharded": ("channels", "banks", "shard", "orientation"),
+        }
+        if not isinstance(kind, str) or kind not in known:
             raise self.error(
-                "unknown placement",
-                "placement.kind",
-                kind,
-                "linear, interleaved",
-                nearest(str(kind), ("linear", "interleaved")),
+                "unknown placement", "placement.kind", kind, ", ".join(known), nearest(str(kind), known)
             )
-        if table.get("channels", 1) != 1:
-            raise self.error("a linear layout has one channel", "placement.channels", table["channels"], 1)
-        return "linear", 1
+        self.keys(table, "placement.", ("kind", *known[kind]))
+        if kind == "linear":
+            if table.get("channels", 1) != 1:
+                raise self.error(
+                    "a linear layout has one channel", "placement.channels", table["channels"], 1
+                )
+            return "linear", 1, (), None
+        banks = self.banks(table)
+        channels = bounded(
+            table.get("channels", len(banks) or None), MAX_CHANNELS, f"{self.origin}: placement.channels"
+        )
+        if banks and channels != len(banks):
+            raise self.error("not one channel a bank", "placement.channels", channels, len(banks))
+        if kind == "interleaved":
+            return "interleaved", channels, (), None
+        return "sharded", channels, banks, self.sharding(table)
+
+    def banks(self, table: Mapping[str, Any]) -> tuple[int, ...]:
+        banks = table.get("banks", [])
+        if not isinstance(banks, list) or len(banks) > MAX_CHANNELS or ("banks" in table and not banks):
+            raise self.error("of the wrong kind", "placement.banks", banks, "a list of memory channels")
+        for i, bank in enumerate(banks):
+            if not isinstance(bank, int) or isinstance(bank, bool) or not 0 <= bank < MAX_CHANNELS:
+                raise self.error("no memory channel", f"placement.banks[{i}]", bank, f"0..{MAX_CHANNELS - 1}")
+        if len(set(banks)) != len(banks):
+            raise self.error("a bank comes twice", "placement.banks", banks)
+        return tuple(banks)
+
+    def sharding(self, table: Mapping[str, Any]) -> Sharding:
+        shard = table.get("shard")
+        if not isinstance(shard, list) or len(shard) != 2:
+            raise self.error(
+                "of the wrong kind", "placement.shard", shard, "pages down and pages across, as a list of two"
+            )
+        sizes: list[Arith] = []
+        for i, size in enumerate(shard):
+            key = f"placement.shard[{i}]"
+            if isinstance(size, str):
+                sizes.append(parse_number(size, f"{self.origin}: {key}"))
+            else:
+                sizes.append(Number(self.number(size, key)))
+        orientation = table.get("orientation", "row")
+        if orientation not in ("row", "column"):
+            raise self.error("unknown orientation", "placement.orientation", orientation, '"row" or "column"')
+        return Sharding(sizes[0], sizes[1], down=orientation == "column")
 
     def buffers(self, top: Mapping[str, Any]) -> tuple[Axis, ...]:
         words = self.string(top, "buffers", "").split()
@@ -300,7 +374,7 @@ class _Reader:
         return tuple(pieces)
 
     def piece(self, table: Mapping[str, Any], prefix: str) -> Piece:
-        self.keys(table, prefix, ("where", "order", "rename"))
+        self.keys(table, prefix, ("where", "order", "split", "rename"))
         kv: int | None = None
         if "where" in table:
             where = table["where"]
@@ -309,24 +383,24 @@ class _Reader:
             if kv is None:
                 raise self.error("cannot read this condition", f"{prefix}where", where, '"kv=0" or "kv=1"')
         text = self.string(table, "order", prefix=prefix)
-        rename = table.get("rename", [])
-        texts = [rename] if isinstance(rename, str) else rename
-        if (
-            not isinstance(texts, list)
-            or len(texts) > MAX_RENAMES
-            or not all(isinstance(t, str) for t in texts)
-        ):
-            raise self.error(
-                "of the wrong kind",
-                f"{prefix}rename",
-                rename,
-                f"a string, or a list of at most {MAX_RENAMES}",
-            )
+        splits = self.texts(table, "split", prefix, MAX_SPLITS)
+        renames = self.texts(table, "rename", prefix, MAX_RENAMES)
         key = f"{self.origin}: {prefix}"
         return Piece(
             kv=kv,
             order=parse_order(text, f"{key}order"),
-            renames=tuple(parse_rename(t, f"{key}rename") for t in texts),
+            splits=tuple(parse_split(t, f"{key}split") for t in splits),
+            renames=tuple(parse_rename(t, f"{key}rename") for t in renames),
             text=text,
-            rename_texts=tuple(texts),
+            split_texts=tuple(splits),
+            rename_texts=tuple(renames),
         )
+
+    def texts(self, table: Mapping[str, Any], key: str, prefix: str, most: int) -> list[str]:
+        value = table.get(key, [])
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or len(texts) > most or not all(isinstance(t, str) for t in texts):
+            raise self.error(
+                "of the wrong kind", f"{prefix}{key}", value, f"a string, or a list of at most {most}"
+            )
+        return texts

@@ -164,20 +164,22 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
 
     Raises `OutOfMemory` naming the channel, or `LayoutError`.
     """
+    named = compile_descr(descr).banks  # a layout that names its banks has one channel for each of them
     bound = CacheDescr(
         **{
             **{name: getattr(descr, name) for name in descr.__struct_fields__},
-            "channels": descr.channels or (memory.channels if memory.channels > 1 else 0),
+            "channels": descr.channels or (memory.channels if memory.channels > 1 and not named else 0),
             "align": descr.align or memory.alignment,
         }
     )
     layout = compile_descr(bound)
-    if layout.channels != memory.channels:
+    banks = layout.banks or tuple(range(layout.channels))
+    if max(banks) >= memory.channels or (not layout.banks and layout.channels != memory.channels):
         raise InvalidArgument(
             "the layout deals pages to another number of channels than the memory has",
             field="cache.channels",
-            got=layout.channels,
-            expected=memory.channels,
+            got=f"banks {', '.join(map(str, banks))}" if layout.banks else layout.channels,
+            expected=f"banks below {memory.channels}" if layout.banks else memory.channels,
             memory=memory.name,
         )
     if layout.page_stride % memory.alignment and layout.channels > 1:
@@ -191,7 +193,7 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
     taken: list[Allocation] = []
     try:
         while len(taken) < layout.buffer_count:
-            taken.append(memory.allocate(layout.channel_bytes, owner))
+            taken.append(memory.allocate(layout.channel_bytes, owner, channels=layout.banks or None))
     except BaseException:
         for allocation in taken:
             memory.free(allocation)
@@ -206,7 +208,7 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
         descr=bound,
         layout=layout,
         placement=Placement(
-            region=np.tile(np.arange(channels, dtype=np.int32), (layout.buffer_count, 1)),
+            region=np.tile(np.asarray(banks, dtype=np.int32), (layout.buffer_count, 1)),
             offset=np.repeat(
                 np.asarray([a.offset for a in taken], dtype=np.int64)[:, None], channels, axis=1
             ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument, Unmappable
-from hawk.retile.build import build_program
+from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def entries(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
 def program_part(
     src: CompiledLayout, dst: CompiledLayout, selection: Selection
 ) -> tuple[int, int, int] | None:
-    """The heads of the selection as `build_program` takes them: None where all of both sides move."""
+    """The heads of the selection as `build_programs` takes them: None where all of both sides move."""
     if not selection.heads:
         return None
     if selection.heads == src.shape.heads == dst.shape.heads:
@@ -62,7 +62,7 @@ def check(src: CompiledLayout, dst: CompiledLayout, selection: Selection | None 
             )
     part = None if selection is None else program_part(src, dst, selection)
     for kv in range(src.shape.kvs):
-        build_program(src, dst, kv, part)
+        build_programs(src, dst, kv, part)
 
 
 def check_selection(layout: CompiledLayout, selection: Selection, field: str = "selection") -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hawk.plan.check import check, check_blocks, check_selection, check_source, entries, program_part
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
 from hawk.plan.target import split, target_chunk
-from hawk.retile.build import build_program
+from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -87,11 +87,11 @@ def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> st
         if a.group == 1:
             return None
         for kv in range(src.shape.kvs):
-            loops = build_program(src, dst, kv, program_part(src, dst, selection)).loops
-            inner = loops[-1] if loops else None
-            # Encoding a decoded group gives the same values, but only if it is the same elements.
-            if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
-                return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
+            for program in build_programs(src, dst, kv, program_part(src, dst, selection)):
+                inner = program.loops[-1] if program.loops else None
+                # Encoding a decoded group gives the same values, but only if it is the same elements.
+                if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
+                    return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
         return None
     if b.group > 1:
         return f"lossy: {b.name} holds {b.bits} bits an element, {b.group} sharing an exponent"

@@ -144,7 +144,7 @@ def staged(
                                       `int64[channels]`; it has to hold `target.channel_bytes`
     others                            as for `direct`
 
-    `Moves.channel` is the layout's channel; offsets count from the start of that channel's region.  Bytes of
+    `Moves.channel` is the memory's channel (the layout's, or the bank it names); offsets count from the start of that channel's region.  Bytes of
     the arena that are in no run (neighbours' rows, the gaps between aligned pages) reach the staging but are
     never moved out of it.
 
@@ -184,6 +184,8 @@ def staged(
     )
     source = rows.arena + (staging_offset - first)[rows.channel]
     channel, moved_to, moved_from, length = _joined(rows.channel, rows.local, source, rows.nbytes)
+    if target.layout.banks:
+        channel = np.asarray(target.layout.banks, np.int64)[channel]
     return _segments(segments), Moves(channel.astype(np.int32), moved_from, moved_to, length)
 
 

@@ -10,10 +10,12 @@ from hawk.errors import InternalError, InvalidArgument
 from hawk.plan.check import check_source, program_part
 from hawk.plan.pattern import fixed_terms
 from hawk.plan.types import RetileStep
-from hawk.retile.build import build_program
+from hawk.retile.build import build_programs
 from hawk.retile.program import Pieces
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import Axis, CompiledLayout
@@ -97,8 +99,6 @@ def _pieces(
     dst_number = address(dst, "page", into, dst_residue)
     dst_channel = (dst_number % dst.channels).ravel()
     dst_page = (dst_number // dst.channels * dst.page_stride).ravel()
-    width = 1 + sum((loop.ext - 1) * loop.col for loop in program.loops)
-    cols = np.clip(dst.shape.dim - program.dims, 0, width)
 
     def spread(row: I64) -> I64:
         return np.where(reads, row[:, None, None], 0).ravel()
@@ -106,13 +106,13 @@ def _pieces(
     return Pieces(
         src_channel=np.where(reads, src_number % src.channels, 0).ravel(),
         src_page=np.where(reads, src_number // src.channels * src.page_stride, 0).ravel(),
-        src_start=np.where(reads, address(src, "inside", source, 0), 0).ravel(),
+        src_start=np.where(reads, address(src, "inside", source, src.first_position(kv)), 0).ravel(),
         dst_channel=dst_channel,
         dst_page=_arena_pages(runs, dst_channel, dst_page),
-        dst_start=address(dst, "inside", into, 0).ravel(),
+        dst_start=address(dst, "inside", into, dst.first_position(kv)).ravel(),
         lo=spread(lo),
         hi=spread(hi),
-        cols=np.broadcast_to(cols, shape).ravel(),
+        cols=np.broadcast_to(program.cols, shape).ravel(),
     )
 
 
@@ -146,6 +146,17 @@ def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, ta
         )
 
 
+def _passes(
+    target: TargetChunk, programs: Sequence[Sequence[Program]]
+) -> Iterator[tuple[int, int, int, int]]:
+    """(plane, layer, kv, number of the program) of every step."""
+    shared = range(target.layout.shape.kvs) if target.layout.shares_pages else None
+    for plane, (layer, first) in enumerate(target.planes):
+        for kv in shared or (first,):
+            for number in range(len(programs[kv])):
+                yield plane, layer, kv, number
+
+
 def retile_steps(
     src: CompiledLayout,
     src_blocks: I64,
@@ -153,34 +164,39 @@ def retile_steps(
     target: TargetChunk,
     dst_blocks: I64,
 ) -> list[RetileStep]:
-    """One step for every plane of the chunk, in arena order; planes that look alike share their `Pieces`.
+    """One step or more for every plane of the chunk, in arena order; planes that look alike share their `Pieces`.
+
+    A plane takes more than one where it holds both K and V, or parts of dim in different orders.
 
     src_blocks, dst_blocks    both whole block tables, `int64[n]`; `dst_blocks` the one that made `target`
 
     The steps together write every byte of the arena that `target.runs` names; rows before the token range are
     not touched, rows behind it and dims that do not exist are zeroed.
 
-    Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_program` does.
+    Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_programs` does.
     """
     dst, selection = target.layout, target.selection
     src_blocks = np.ascontiguousarray(src_blocks, dtype=np.int64)
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
     check_source(src, selection)
-    programs = [build_program(src, dst, kv, program_part(src, dst, selection)) for kv in range(dst.shape.kvs)]
+    part = program_part(src, dst, selection)
+    programs = [build_programs(src, dst, kv, part) for kv in range(dst.shape.kvs)]
     src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]
     dst_fixed = [fixed_terms(dst, kv) for kv in range(dst.shape.kvs)]
-    known: dict[tuple[int, int, int], Pieces] = {}
+    known: dict[tuple[int, ...], Pieces] = {}
     steps: list[RetileStep] = []
-    for plane, (layer, kv) in enumerate(target.planes):
+    for plane, layer, kv, number in _passes(target, programs):
+        program = programs[kv][number]
         src_layer = selection.source_layer(layer)
         src_term, dst_term = int(src_fixed[kv][src_layer]), int(dst_fixed[kv][layer])
         kind = target.kind[plane]
-        key = (kind, src.piece(kv).kvs[0], src_term % src.channels)
+        at = (src.first_position(kv), dst.first_position(kv))
+        key = (kind, number, src.piece(kv).kvs[0], src_term % src.channels, *at)
         pieces = known.get(key)
         if pieces is None:
             pieces = known[key] = _pieces(
-                programs[kv],
+                program,
                 src,
                 src_blocks,
                 target,
@@ -196,7 +212,7 @@ def retile_steps(
             RetileStep(
                 layer=layer,
                 kv=kv,
-                program=programs[kv],
+                program=program,
                 pieces=pieces,
                 src_region=tuple(src_placement.region[buffer].tolist()),
                 src_offset=tuple((src_placement.offset[buffer] + lift).tolist()),

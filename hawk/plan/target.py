@@ -58,7 +58,7 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
     Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
     """
     cut, heads = _cut(dst, selection, chunk), _heads(dst, selection)
-    per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in range(dst.shape.kvs))
+    per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in dst.plane_kvs)
     return chunk.layers * per_layer
 
 
@@ -244,11 +244,11 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     _check_chunk(dst, blocks, selection, chunk)
     used = blocks[chunk.block : chunk.block + chunk.blocks]
     cut, heads = _cut(dst, selection, chunk), _heads(dst, selection)
-    layers, kvs = range(chunk.layer, chunk.layer + chunk.layers), range(dst.shape.kvs)
+    layers, kvs = range(chunk.layer, chunk.layer + chunk.layers), dst.plane_kvs
     runs: list[PlaneRuns] = []
     known: dict[tuple[int, int], int] = {}
-    kind = np.empty((chunk.layers, dst.shape.kvs), np.int64)
-    shift = np.empty((chunk.layers, dst.shape.kvs), np.int64)
+    kind = np.empty((chunk.layers, len(kvs)), np.int64)
+    shift = np.empty((chunk.layers, len(kvs)), np.int64)
     for kv in kvs:
         fixed = fixed_terms(dst, kv)[chunk.layer : chunk.layer + chunk.layers]
         shift[:, kv] = fixed // dst.channels * dst.page_stride

@@ -6,7 +6,8 @@ same to know where each byte of the arena goes.  Within a chunk the arena is cha
 
     [ channel 0: plane 0 | plane 1 | ... ] [ channel 1: plane 0 | plane 1 | ... ] ...
 
-where a *plane* is one (layer, kv) and holds its pages for that channel in ascending page order.
+where a *plane* is one (layer, kv) and holds its pages for that channel in ascending page order.  Where K and V share
+pages, the plane of K holds both.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InternalError, Unmappable
+from hawk.retile.nests import Nest, find
 from hawk.retile.program import Loop, Program
 
 if TYPE_CHECKING:
@@ -26,11 +27,30 @@ if TYPE_CHECKING:
     from hawk.layouts.compiled import Axis, CompiledLayout, Digit
 
 
-@lru_cache(maxsize=256)
 def build_program(
     src: CompiledLayout, dst: CompiledLayout, kv: int, part: tuple[int, int, int] | None = None
 ) -> Program:
-    """The program that moves K (`kv=0`) or V (`kv=1`) of a cache laid out as `src` into one laid out as `dst`.
+    """The program of `build_programs` where there is one; `Unmappable` where it takes several."""
+    programs = build_programs(src, dst, kv, part)
+    if len(programs) > 1:
+        raise Unmappable(
+            "parts of dim are stored in different orders, so one program does not do",
+            field="dim",
+            got=f"{len(programs)} programs",
+            source=src.name,
+            target=dst.name,
+        )
+    return programs[0]
+
+
+@lru_cache(maxsize=256)
+def build_programs(
+    src: CompiledLayout, dst: CompiledLayout, kv: int, part: tuple[int, int, int] | None = None
+) -> tuple[Program, ...]:
+    """The programs that move K (`kv=0`) or V (`kv=1`) of a cache laid out as `src` into one laid out as `dst`.
+
+    One, but where parts of `dim` are stored in different orders: then one for each kind of part, and together they
+    fill the target.
 
     part    (first head of the target, how many, first head of the source) where only some heads move; without it
             both sides have the same heads
@@ -75,25 +95,39 @@ def build_program(
     common = gcd(first, count, source_first, last - first)
     heads = _split(a, b, "head", common, loops, part is not None)
     heads = heads[(heads >= first) & (heads < last)]
-    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
-    dims = _split(a, b, "dim", b.padded("dim"), loops)
-    loops.sort(key=lambda loop: -loop.dst)
-    merged = merge_loops(loops)
-    _check_group(dst, merged)
     slots = np.arange(0, b.padded("slot"), rows, dtype=np.int64)
-    for array in (heads, dims, slots):
-        array.flags.writeable = False
-    return Program(
-        src_codec=src.codec,
-        dst_codec=dst.codec,
-        rows=rows,
-        loops=merged,
-        heads=heads,
-        dims=dims,
-        slots=slots,
-        src_elements=src.piece(kv).elements,
-        dst_elements=dst.piece(kv).elements,
-    )
+    programs = []
+    for nest in _dims(a, b):
+        merged = merge_loops(sorted((*loops, *nest.loops), key=lambda loop: -loop.dst))
+        _check_group(dst, merged)
+        for array in (heads, nest.dims, nest.cols, slots):
+            array.flags.writeable = False
+        programs.append(
+            Program(
+                src_codec=src.codec,
+                dst_codec=dst.codec,
+                rows=rows,
+                loops=merged,
+                heads=heads,
+                dims=nest.dims,
+                cols=nest.cols,
+                slots=slots,
+                src_elements=src.piece(kv).elements,
+                dst_elements=dst.piece(kv).elements,
+            )
+        )
+    return tuple(programs)
+
+
+def _dims(src: _Side, dst: _Side) -> tuple[Nest, ...]:
+    dim, padded = dst.layout.shape.dim, dst.padded("dim")
+    if src.piece.stored or dst.piece.stored:
+        return find(src.piece, dst.piece, dim, padded)
+    loops: list[Loop] = []
+    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
+    dims = _split(src, dst, "dim", padded, loops)
+    width = 1 + sum((loop.ext - 1) * loop.col for loop in loops)
+    return (Nest(tuple(loops), dims, np.clip(dim - dims, 0, width)),)
 
 
 def merge_loops(loops: Iterable[Loop], *, full: bool = False) -> tuple[Loop, ...]:
@@ -138,7 +172,7 @@ class _Side:
 
     def __init__(self, layout: CompiledLayout, kv: int) -> None:
         self.layout = layout
-        piece = layout.piece(kv)
+        self.piece = piece = layout.piece(kv)
         self.page = tuple(d for d in piece.page if d.ext > 1)
         self.inside = tuple(d for d in piece.inside if d.ext > 1)
 
