@@ -32,6 +32,7 @@ class Explanation:
     requests             work requests of a direct transfer, all chunks
     shortest, median, longest    run lengths in bytes; the median is that of the largest chunk
     channel_bytes        bytes moved per channel, all chunks
+    placement            how the target's pages lie, in words
     lossy                why values may change, or None
     decision             of the largest chunk
     """
@@ -49,6 +50,7 @@ class Explanation:
     median: int
     longest: int
     channel_bytes: tuple[int, ...]
+    placement: str
     lossy: str | None
     decision: Decision
 
@@ -67,6 +69,7 @@ class Explanation:
             f"arena       {self.arena_bytes:,} B in {len(self.chunks)} chunk{'s' if len(self.chunks) > 1 else ''}",
             f"segments    {self.segments:,} if direct, in {self.requests:,} requests",
             f"runs        {self.shortest:,} to {self.longest:,} B, median {self.median:,} B",
+            f"placement   {self.placement}",
             f"channels    {channels} B; the fullest holds {self.imbalance:.3f} of the mean",
             f"values      {self.lossy or 'every value is kept'}",
             f"mode        {self.decision.reason}",
@@ -98,6 +101,13 @@ def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> st
     if (a.name, b.name) in _EXACT:
         return None
     return f"lossy: {a.name} to {b.name} may round"
+
+
+def _placement(dst: CompiledLayout) -> str:
+    gap = f" every {dst.page_stride:,} B" if dst.page_stride != dst.page_bytes else ""
+    where = f"page i in channel i % {dst.channels}" if dst.channels > 1 else "one after another"
+    buffers = f"{dst.buffer_count:,} buffer{'s' if dst.buffer_count > 1 else ''}"
+    return f"{buffers} of {dst.pages:,} pages of {dst.page_bytes:,} B{gap}, {where}"
 
 
 def explain(
@@ -183,6 +193,7 @@ def _explanation(
         median=median,
         longest=max(s.longest for s in found),
         channel_bytes=tuple(channel_bytes),
+        placement=_placement(dst),
         lossy=_lossy(src, dst, selection),
         decision=decision,
     )

@@ -144,9 +144,9 @@ def staged(
                                       `int64[channels]`; it has to hold `target.channel_bytes`
     others                            as for `direct`
 
-    `Moves.channel` is the memory's channel (the layout's, or the bank it names); offsets count from the start of that channel's region.  Bytes of
-    the arena that are in no run (neighbours' rows, the gaps between aligned pages) reach the staging but are
-    never moved out of it.
+    `Moves.channel` is the memory's channel (the layout's, or the bank it names); offsets count from the start of
+    that channel's region.  Bytes of the arena that are in no run (neighbours' rows, the gaps between aligned
+    pages) reach the staging but are never moved out of it.
 
     Raises
     ------
