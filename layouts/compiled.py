@@ -90,7 +90,7 @@ class Run:
 class CodecInfo:
     """How elements are stored; the bytes themselves are defined by the codec of that name in `codecs`.
 
-    name        `"bf16"`, `"fp16"`, `"fp32"`, `"bfp8_b"`, `"bfp4_b"`
+    name        as in `codecs.CODECS`
     bits        bits per element, without scales
     group       elements that share one exponent, along the least significant inside digits; 1 for elementwise
     header      bytes at the start of each page that hold the exponents of its groups in order (0 if none)
