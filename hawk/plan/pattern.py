@@ -46,11 +46,17 @@ class Pattern:
     first       stretches of residue r are rows `[first[r], first[r + 1])`, `int64[channels + 1]`
     channel, slot, count    channel, index of the first page in that channel counted from the block's own (page
                 // channels), and how many pages
+    even        stretches of each residue where all have as many, else 0
+    whole       whether all pages of all stretches move whole
+    single      whether moreover each residue has as many stretches and none two of one channel
     cut         -1 where all of these pages move; else the page (one) holds neighbours' rows or heads, and only the
                 byte runs `[cut_first[cut], cut_first[cut + 1])` of `cut_at` and `cut_bytes` move
     """
 
     pages: int
+    even: int
+    whole: bool
+    single: bool
     first: I64
     channel: I64
     slot: I64
@@ -90,6 +96,24 @@ def fixed_terms(layout: CompiledLayout, kv: int) -> I64:
         total += piece.page_term("kv", np.full(1, kv, np.int64))
     total.flags.writeable = False
     return total
+
+
+@lru_cache(maxsize=512)
+def leads(layout: CompiledLayout) -> tuple[int, ...]:
+    """For each kv the first one whose blocks have the same pages, with the same rows and heads at the same places."""
+
+    def facts(kv: int) -> object:
+        piece = layout.piece(kv)
+        blocks = tuple(d for d in piece.page if d.axis == "block")
+        inside = tuple(d for d in piece.inside if d.axis in ("slot", "head"))
+        # Which dims a page holds may differ, as where K is interleaved.
+        pages = tuple(column.tobytes() for column in _block_pages(layout, kv))
+        return blocks, pages, inside, piece.elements, piece.kvs if layout.shares_pages else ()
+
+    for kv in range(layout.shape.kvs):
+        _check_size(layout, kv, False)
+    found = [facts(kv) for kv in range(layout.shape.kvs)]
+    return tuple(found.index(f) for f in found)
 
 
 def _block_pages(layout: CompiledLayout, kv: int) -> tuple[I64, I64, I64]:
@@ -208,8 +232,12 @@ def pattern(layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int] = 
         begin = starts(new) if len(ch) else np.empty(0, np.int64)
         count = np.diff(np.append(begin, len(ch)))
         tables.append((ch[begin], sl[begin], count, wh[begin]))
+    each, all_whole = {len(t[0]) for t in tables}, bool((which < 0).all())
     return Pattern(
         pages=len(page),
+        even=max(each) if len(each) == 1 else 0,
+        whole=all_whole,
+        single=all_whole and len(each) == 1 and all(len(np.unique(t[0])) == len(t[0]) for t in tables),
         first=np.cumsum([0, *(len(t[0]) for t in tables)], dtype=np.int64),
         channel=np.concatenate([t[0] for t in tables]),
         slot=np.concatenate([t[1] for t in tables]),

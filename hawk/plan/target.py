@@ -13,13 +13,15 @@ Where only some heads move, the others are neighbours too; heads that exist for 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InvalidArgument, OutOfMemory
 from hawk.plan.check import check_selection, entries
-from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, pattern, ragged, starts
+from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
 
 if TYPE_CHECKING:
@@ -31,12 +33,12 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 
-def _cut(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
+def cut_of(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
     """Rows at the start of the chunk's first block that lie before the token range."""
     return max(0, selection.token - chunk.block * layout.shape.block_size)
 
 
-def _heads(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
+def heads_moved(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
     """The target's heads as `pattern` takes them."""
     first, count = selection.target_heads(layout)
     last = first + count
@@ -57,7 +59,7 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
 
     Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
     """
-    cut, heads = _cut(dst, selection, chunk), _heads(dst, selection)
+    cut, heads = cut_of(dst, selection, chunk), heads_moved(dst, selection)
     per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in dst.plane_kvs)
     return chunk.layers * per_layer
 
@@ -120,6 +122,10 @@ def split(
 def _stretches(pat: Pattern, term: I64, channels: int) -> tuple[I64, I64, I64, I64]:
     """(channel, slot, count, cut) of the page stretches of the blocks that begin at pages `term`."""
     residue = term % channels
+    if pat.even:
+        row = (residue[:, None] * pat.even + np.arange(pat.even, dtype=np.int64)).ravel()
+        slot = (pat.slot[row].reshape(-1, pat.even) + (term // channels)[:, None]).ravel()
+        return pat.channel[row], slot, pat.count[row], pat.cut[row]
     count = pat.first[residue + 1] - pat.first[residue]
     row = ragged(pat.first[residue], count)
     return pat.channel[row], pat.slot[row] + np.repeat(term // channels, count), pat.count[row], pat.cut[row]
@@ -136,8 +142,15 @@ def _coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, 
     return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
 
 
-def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int, heads: tuple[int, int]) -> PlaneRuns:
-    """The runs of a plane whose blocks begin at pages `term`; the first block's rows before `cut` are not ours."""
+@lru_cache(maxsize=16)
+def plane_runs(
+    layout: CompiledLayout, kv: int, residue: int, cut: int, heads: tuple[int, int], table: bytes
+) -> PlaneRuns:
+    """The runs of a plane in the blocks of `table`; the first block's rows before `cut` are not ours.
+
+    Kept for a few tables, for the chunks of one request follow each other with the same blocks in other layers.
+    """
+    term = layout.piece(kv).page_term("block", np.frombuffer(table, np.int64)) + residue
     channels, stride, page_bytes = layout.channels, layout.page_stride, layout.page_bytes
     rest = pattern(layout, kv, 0, heads)
     cut_first, cut_at, cut_bytes = rest.cut_first, rest.cut_at, rest.cut_bytes
@@ -158,8 +171,11 @@ def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int, heads: tup
     channel_first = total[np.searchsorted(channel, np.arange(channels + 1))]
     arena = (total[:-1] - channel_first[channel]) * stride
     target = slot * stride
-    whole = which < 0
-    if stride == page_bytes:
+    all_whole = rest.whole and not cut
+    whole = np.ones(len(which), bool) if all_whole else which < 0
+    if all_whole and stride == page_bytes:
+        rows = (channel, arena, target, count * stride)
+    elif stride == page_bytes:
         rows = (channel[whole], arena[whole], target[whole], count[whole] * stride)
     else:
         # The bytes between two pages are nobody's: the arena has rubbish there, so they stay out.
@@ -171,7 +187,7 @@ def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int, heads: tup
             np.repeat(target[whole], n) + step,
             np.full(int(n.sum()), page_bytes, np.int64),
         )
-    if not whole.all():
+    if not all_whole and not whole.all():
         part = which[~whole]
         n = cut_first[part + 1] - cut_first[part]
         row = ragged(cut_first[part], n)
@@ -187,13 +203,11 @@ def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int, heads: tup
         rows = (joined[0][order], joined[1][order], joined[2][order], joined[3][order])
     channel, arena, target, nbytes = _coalesce(*rows)
     pages = np.diff(channel_first)
-    return PlaneRuns(
-        channel=channel.astype(np.int32),
-        arena=arena,
-        target=target,
-        nbytes=nbytes,
-        channel_bytes=-(-pages * stride // ARENA_ALIGN) * ARENA_ALIGN,
-    )
+    channel_bytes = -(-pages * stride // ARENA_ALIGN) * ARENA_ALIGN
+    runs = PlaneRuns(channel.astype(np.int32), arena, target, nbytes, channel_bytes)
+    for column in (runs.channel, arena, target, nbytes, channel_bytes):
+        column.flags.writeable = False  # several chunks share them
+    return runs
 
 
 def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
@@ -232,6 +246,30 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
         )
 
 
+class _Frame(NamedTuple):
+    """What no block table changes: the planes, their kinds, and each kind as (kv that stands for it, residue)."""
+
+    planes: tuple[tuple[int, int], ...]
+    kinds: tuple[tuple[int, int], ...]
+    kind: tuple[int, ...]
+    of: I64
+    shift: I64
+
+
+@lru_cache(maxsize=256)
+def _frame(dst: CompiledLayout, layer: int, layers: int) -> _Frame:
+    kvs = dst.plane_kvs
+    fixed = np.stack([fixed_terms(dst, kv)[layer : layer + layers] for kv in kvs], axis=1)
+    lead = np.asarray([leads(dst)[kv] for kv in kvs], np.int64)
+    pairs = [(a, b) for row in fixed % dst.channels for a, b in zip(lead.tolist(), row.tolist(), strict=True)]
+    kinds = tuple(dict.fromkeys(pairs))
+    kind = tuple(kinds.index(pair) for pair in pairs)
+    of, shift = np.asarray(kind, np.int64), (fixed // dst.channels * dst.page_stride).ravel()
+    for table in (of, shift):
+        table.flags.writeable = False
+    return _Frame(tuple(product(range(layer, layer + layers), kvs)), kinds, kind, of, shift)
+
+
 def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
     """Lays out the arena of a chunk and says where its bytes go in the target.
 
@@ -242,34 +280,24 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     """
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     _check_chunk(dst, blocks, selection, chunk)
-    used = blocks[chunk.block : chunk.block + chunk.blocks]
-    cut, heads = _cut(dst, selection, chunk), _heads(dst, selection)
-    layers, kvs = range(chunk.layer, chunk.layer + chunk.layers), dst.plane_kvs
-    runs: list[PlaneRuns] = []
-    known: dict[tuple[int, int], int] = {}
-    kind = np.empty((chunk.layers, len(kvs)), np.int64)
-    shift = np.empty((chunk.layers, len(kvs)), np.int64)
-    for kv in kvs:
-        fixed = fixed_terms(dst, kv)[chunk.layer : chunk.layer + chunk.layers]
-        shift[:, kv] = fixed // dst.channels * dst.page_stride
-        lead = dst.piece(kv).kvs[0]
-        for i, residue in enumerate((fixed % dst.channels).tolist()):
-            if (lead, residue) not in known:
-                known[lead, residue] = len(runs)
-                term = dst.piece(kv).page_term("block", used) + residue
-                runs.append(_plane_runs(dst, lead, term, cut, heads))
-            kind[i, kv] = known[lead, residue]
-    plane_bytes = np.stack([r.channel_bytes for r in runs])[kind.ravel()]
-    ends = np.cumsum(plane_bytes.T.ravel())
-    base = (ends - plane_bytes.T.ravel()).reshape(dst.channels, -1).T
+    table = blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
+    cut, heads, frame = (
+        cut_of(dst, selection, chunk),
+        heads_moved(dst, selection),
+        _frame(dst, chunk.layer, chunk.layers),
+    )
+    runs = tuple(plane_runs(dst, lead, residue, cut, heads, table) for lead, residue in frame.kinds)
+    plane_bytes = np.stack([r.channel_bytes for r in runs])[frame.of].T
+    ends = np.cumsum(plane_bytes.ravel())
+    base = ends - plane_bytes.ravel()
     return TargetChunk(
         layout=dst,
         selection=selection,
         chunk=chunk,
-        planes=tuple((layer, kv) for layer in layers for kv in kvs),
-        kind=tuple(kind.ravel().tolist()),
-        runs=tuple(runs),
-        base=np.ascontiguousarray(base),
-        shift=shift.ravel(),
+        planes=frame.planes,
+        kind=frame.kind,
+        runs=runs,
+        base=np.ascontiguousarray(base.reshape(dst.channels, -1).T),
+        shift=frame.shift,
         nbytes=int(ends[-1]),
     )
