@@ -34,7 +34,7 @@ class _Rows(NamedTuple):
 def _buffers(target: TargetChunk, placement: Placement) -> I64:
     """Number of each plane's buffer, after checking that the placement is one of this layout."""
     layout = target.layout
-    expected = (layout.buffer_count, layout.channels)
+    expected = (len(layout.buffer_bytes), layout.channels)
     for name in ("region", "offset"):
         got = getattr(placement, name).shape
         if got != expected:
@@ -45,7 +45,7 @@ def _buffers(target: TargetChunk, placement: Placement) -> I64:
                 expected=f"shape {expected} (buffers, channels)",
                 layout=layout.name,
             )
-    return np.asarray([layout.buffer(layer, kv) for layer, kv in target.planes], np.int64)
+    return target.buffers
 
 
 def _rows(target: TargetChunk, placement: Placement) -> _Rows:

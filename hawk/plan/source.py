@@ -9,6 +9,7 @@ import numpy as np
 from hawk.errors import InternalError, InvalidArgument
 from hawk.plan.check import check_source, program_part
 from hawk.plan.pattern import fixed_terms
+from hawk.plan.scales import check_scales, parts, placements
 from hawk.plan.types import RetileStep
 from hawk.retile.build import build_programs
 from hawk.retile.program import Pieces
@@ -137,12 +138,12 @@ def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, ta
             got=int(src_blocks[bad[0]]),
             expected=f"0..{src.shape.blocks - 1}",
         )
-    if placement.region.shape != (src.buffer_count, src.channels):
+    if placement.region.shape != (len(src.buffer_bytes), src.channels):
         raise InvalidArgument(
             "the placement is not one of this layout",
             field="src_placement.region",
             got=f"shape {placement.region.shape}",
-            expected=f"shape {(src.buffer_count, src.channels)} (buffers, channels)",
+            expected=f"shape {(len(src.buffer_bytes), src.channels)} (buffers, channels)",
         )
 
 
@@ -175,11 +176,24 @@ def retile_steps(
 
     Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_programs` does.
     """
-    dst, selection = target.layout, target.selection
     src_blocks = np.ascontiguousarray(src_blocks, dtype=np.int64)
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
-    check_source(src, selection)
+    check_source(src, target.selection)
+    check_scales(src, target.layout)
+    steps: list[RetileStep] = []
+    for layout, placement, chunk in zip(
+        (src, src.scale), placements(src, src_placement), parts(target), strict=False
+    ):
+        assert layout is not None
+        steps += _tensor_steps(layout, src_blocks, placement, chunk, dst_blocks)
+    return steps
+
+
+def _tensor_steps(
+    src: CompiledLayout, src_blocks: I64, src_placement: Placement, target: TargetChunk, dst_blocks: I64
+) -> list[RetileStep]:
+    dst, selection = target.layout, target.selection
     part = program_part(src, dst, selection)
     programs = [build_programs(src, dst, kv, part) for kv in range(dst.shape.kvs)]
     src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]

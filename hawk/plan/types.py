@@ -148,6 +148,7 @@ class TargetChunk:
     shift       what to add to `PlaneRuns.target` for this plane, bytes, the same in every channel, `int64[planes]`
                 (not 0 where layers or kvs of one buffer follow each other)
     nbytes      arena bytes of the chunk
+    scales      how many planes at the end are of `layout.scale`, see `hawk.plan.scales`
     """
 
     layout: CompiledLayout
@@ -159,6 +160,17 @@ class TargetChunk:
     base: I64
     shift: I64
     nbytes: int
+    scales: int = 0
+
+    @property
+    def buffers(self) -> I64:
+        """Row of each plane's buffer in a `Placement` of the cache, `int64[planes]`."""
+        layout, n = self.layout, len(self.planes) - self.scales
+        found = [layout.buffer(layer, kv) for layer, kv in self.planes[:n]]
+        if self.scales and layout.scale is not None:
+            first = 0 if layout.scale_inside else layout.buffer_count
+            found += [first + layout.scale.buffer(layer, kv) for layer, kv in self.planes[n:]]
+        return np.asarray(found, np.int64)
 
     @property
     def channel_bytes(self) -> I64:
