@@ -256,6 +256,11 @@ class CompiledLayout:
         return int(_term(self.piece(kv).inside, "kv", np.asarray([kv], dtype=np.int64))[0])
 
     @property
+    def tensors(self) -> tuple[CompiledLayout, ...]:
+        """This, and the tensor of its scales where it has one."""
+        return (self,) if self.scale is None else (self, self.scale)
+
+    @property
     def buffer_bytes(self) -> tuple[int, ...]:
         """Bytes in each channel of every buffer that a cache has: those of the elements, then those of scales."""
         own = (self.channel_bytes,) * self.buffer_count

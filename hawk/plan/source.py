@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -182,11 +183,10 @@ def retile_steps(
     check_source(src, target.selection)
     check_scales(src, target.layout)
     steps: list[RetileStep] = []
-    for layout, placement, chunk in zip(
-        (src, src.scale), placements(src, src_placement), parts(target), strict=False
-    ):
-        assert layout is not None
-        steps += _tensor_steps(layout, src_blocks, placement, chunk, dst_blocks)
+    tensors = zip(src.tensors, placements(src, src_placement), parts(target), strict=True)
+    for number, (layout, placement, chunk) in enumerate(tensors):
+        found = _tensor_steps(layout, src_blocks, placement, chunk, dst_blocks)
+        steps += [replace(step, tensor=number) for step in found] if number else found
     return steps
 
 

@@ -187,6 +187,7 @@ class RetileStep:
 
     src_region, src_offset    region index and byte offset of the plane's buffer per source channel
     dst_offset                byte offset of the plane's part per target channel, from the chunk's first arena byte
+    tensor                    0 for elements, 1 for scales that lie beside them
     """
 
     layer: int
@@ -196,6 +197,7 @@ class RetileStep:
     src_region: tuple[int, ...]
     src_offset: tuple[int, ...]
     dst_offset: tuple[int, ...]
+    tensor: int = 0
 
 
 Mode = Literal["direct", "staged"]
