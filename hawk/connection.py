@@ -14,7 +14,7 @@ import msgspec
 from hawk._version import __version__
 from hawk.control.beat import Beat
 from hawk.control.channel import Channel
-from hawk.control.frames import Codec
+from hawk.control.frames import Codec, encode_body
 from hawk.control.messages import (
     AbortFetch,
     Attach,
@@ -29,7 +29,16 @@ from hawk.control.messages import (
 )
 from hawk.control.sidecar import connect_sidecar, sidecar_path
 from hawk.control.sockets import Sockets
-from hawk.errors import HawkError, InternalError, PeerLost, PeerUnreachable, WrongContext, from_wire
+from hawk.errors import (
+    BadFrame,
+    HawkError,
+    InternalError,
+    InvalidArgument,
+    PeerLost,
+    PeerUnreachable,
+    WrongContext,
+    from_wire,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -180,10 +189,12 @@ class Connection:
         assert self._channel is not None
         assert self._loop is not None
         number = next(self._ids)
+        message = msgspec.structs.replace(message, id=number)
+        _check(message)
         future: asyncio.Future[LocalMessage] = self._loop.create_future()
         self._calls[number] = future
         try:
-            self._channel.send(msgspec.structs.replace(message, id=number))
+            self._channel.send(message)
             async with asyncio.timeout(timeout):
                 got = await future
         except TimeoutError as error:
@@ -232,3 +243,13 @@ class Connection:
     async def done(self, message: msgspec.Struct, *, timeout: float | None = CALL_TIMEOUT) -> None:
         """A call that is answered by `Done`."""
         await self.call(message, Done, timeout=timeout)
+
+
+def _check(message: msgspec.Struct) -> None:
+    """Raises `InvalidArgument` for what the agent would refuse to read, and could not answer therefore."""
+    try:
+        LOCAL_CODEC.decode(encode_body(message))
+    except BadFrame as error:
+        raise InvalidArgument(
+            "a value is out of its bounds", field=type(message).__name__, got=error.message
+        ) from error

@@ -5,9 +5,9 @@
     tiles = hawk.convert.convert(array, src, dst)
 
 An array stands for a whole cache: its bytes are the cache's buffers one after another, and of each buffer its
-channels one after another (`uint8[buffers, channels, channel_bytes]`).  Where a layout is made of plain axes that
-is an ordinary array: `vllm/nhd` over bf16 is `uint16[layer, kv, block, slot, head, dim]`.  Block tables are the
-identity.
+channels one after another (`uint8[buffers, channels, bytes]`; flat where buffers of scales are smaller than the
+others).  Where a layout is made of plain axes that is an ordinary array: `vllm/nhd` over bf16 is
+`uint16[layer, kv, block, slot, head, dim]`.  Block tables are the identity.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ def tensor_shape(shape: Sequence[int]) -> CacheShape:
 
 def packed(layout: CompiledLayout) -> Placement:
     """All buffers and their channels one after another in one region, as an array holds them."""
-    shape = (layout.buffer_count, layout.channels)
-    number = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
-    return Placement(np.zeros(shape, np.int32), number * layout.channel_bytes)
+    size = np.repeat(np.asarray(layout.buffer_bytes, np.int64), layout.channels)
+    shape = (len(layout.buffer_bytes), layout.channels)
+    return Placement(np.zeros(shape, np.int32), (np.cumsum(size) - size).reshape(shape))
 
 
 def nbytes(layout: CompiledLayout) -> int:
     """Bytes of an array that holds this cache."""
-    return layout.buffer_count * layout.channels * layout.channel_bytes
+    return layout.channels * sum(layout.buffer_bytes)
 
 
 def empty(layout: CompiledLayout, declared: Layout | None = None) -> NDArray[Any]:
@@ -161,7 +161,10 @@ def array_form(
     names = declared.plain_axes() if declared is not None else None
     dtype = _DTYPES.get(layout.codec.name)
     if names is None or dtype is None or layout.channels != 1 or layout.page_stride != layout.page_bytes:
-        return np.dtype(np.uint8), (layout.buffer_count, layout.channels, layout.channel_bytes)
+        sizes = set(layout.buffer_bytes)
+        if len(sizes) > 1:  # scales in buffers of their own
+            return np.dtype(np.uint8), (nbytes(layout),)
+        return np.dtype(np.uint8), (len(layout.buffer_bytes), layout.channels, sizes.pop())
     axes: tuple[Any, ...] = (*layout.buffers, *names)
     return dtype, tuple(layout.shape.extent(axis) for axis in axes)
 
@@ -204,7 +207,7 @@ def convert(
                 expected=f"{selection.token + selection.tokens} or more",
             )
     check(src, dst, selection)
-    result = np.zeros((dst.buffer_count, dst.channels, dst.channel_bytes), np.uint8) if out is None else out
+    result = empty(dst) if out is None else out
     if not result.flags.writeable:
         raise InvalidArgument("the target must be writable", field="out", got="a read-only array")
     target = _buffer_bytes(result, dst, "out")
@@ -221,7 +224,7 @@ def convert(
             cpu.run(
                 step.program,
                 step.pieces,
-                [source[at : at + src.channel_bytes] for at in step.src_offset],
+                [source[at : at + src.tensors[step.tensor].channel_bytes] for at in step.src_offset],
                 [arena[at:] for at in step.dst_offset],
                 threads=threads,
             )
@@ -239,7 +242,6 @@ def _buffer_bytes(array: NDArray[Any], layout: CompiledLayout, field: str) -> U8
             f"the array is no cache of {layout.name}",
             field=field,
             got=f"{array.nbytes} bytes, {array.dtype} of shape {array.shape}",
-            expected=f"{nbytes(layout)} bytes: {layout.buffer_count} buffers of {layout.channels} channels "
-            f"of {layout.channel_bytes} bytes",
+            expected=f"{nbytes(layout)} bytes: {len(layout.buffer_bytes)} buffers of {layout.channels} channels",
         )
     return array.reshape(-1).view(np.uint8)

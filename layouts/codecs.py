@@ -23,6 +23,9 @@ codec       a page of `n` elements                       what becomes of an fp32
 `mxfp4_e2m1`  n/32 scales (E8M0), then n/2 bytes         see `small`; the even element is the low nibble
 ============  =========================================  =====================================================
 
+A codec of 8 bits an element may have a `factor`, which is not stored: a value read is the product of the
+element's and the factor, and a value is divided by it before it is written, each rounded to binary32 as IEEE 754 does.
+
 Where the scales of an MX layout lie is not part of the MX specification: ours lie at the start of the page.
 
 Block floating point, with M = 7 or 3 bits of magnitude: 16 neighbouring elements share E, the largest of their
@@ -134,6 +137,7 @@ def encode(codec: str | CodecInfo, bits: U32) -> U8:
     if info.name == "fp32":
         return bits.astype("<u4").view(np.uint8).reshape(n, -1)
     if info.bits == 8 and info.group == 1:
+        bits = _times(bits, info.factor, divide=True)
         return encode_int8(bits) if info.name == "int8" else encode_float(bits, FORMATS[info.name])
     if info.group == 1:
         words = _to_bf16(bits) if info.name == "bf16" else _to_fp16(bits)
@@ -159,8 +163,8 @@ def decode(codec: str | CodecInfo, raw: U8, elements: int) -> U32:
         table: U32 = _fp16_values()[raw.view("<u2")]
         return table
     if info.bits == 8 and info.group == 1:
-        found: U32 = (int8_values() if info.name == "int8" else float_values(FORMATS[info.name]))[raw]
-        return found
+        table = int8_values() if info.name == "int8" else float_values(FORMATS[info.name])
+        return _times(table[raw], info.factor)
     header = info.header_bytes(elements)
     codes = raw[:, header:]
     if info.bits == 4:
@@ -173,7 +177,7 @@ def decode(codec: str | CodecInfo, raw: U8, elements: int) -> U32:
 
 def transcode(source: str | CodecInfo, target: str | CodecInfo, raw: U8, elements: int) -> U8:
     """Pages of one codec as pages of another, elements in the same places; the same codec keeps its bytes."""
-    if _info(source).name == _info(target).name:
+    if _info(source) == _info(target):
         return raw.copy()
     return encode(target, decode(source, raw, elements))
 
@@ -182,7 +186,7 @@ def _info(codec: str | CodecInfo) -> CodecInfo:
     name = codec if isinstance(codec, str) else codec.name
     if name not in CODECS:
         raise LayoutError("unknown codec", field="codec", got=name[:64], expected=", ".join(CODECS))
-    return CODECS[name]
+    return CODECS[name] if isinstance(codec, str) else codec
 
 
 def _check(info: CodecInfo, elements: int) -> None:
@@ -193,6 +197,15 @@ def _check(info: CodecInfo, elements: int) -> None:
             got=elements,
             expected=f"a multiple of {info.group}",
         )
+
+
+def _times(bits: U32, factor: float, *, divide: bool = False) -> U32:
+    if factor == 1.0:
+        return bits
+    by = np.float32(factor)
+    with np.errstate(all="ignore"):
+        values = np.ascontiguousarray(bits).view(np.float32)
+        return (values / by if divide else values * by).view(np.uint32)
 
 
 def _to_bf16(bits: U32) -> U32:

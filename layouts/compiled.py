@@ -95,12 +95,14 @@ class CodecInfo:
     group       elements that share one exponent, along the least significant inside digits; 1 for elementwise
     header      bytes at the start of each page that hold the exponents of its groups in order (0 if none)
     lossy       whether a value survives a round trip through bf16 only approximately
+    factor      what elements are multiplied by: a scale of the whole cache that lies nowhere in memory, a binary32
     """
 
     name: str
     bits: int
     group: int = 1
     lossy: bool = False
+    factor: float = 1.0
 
     def header_bytes(self, elements: int) -> int:
         """Bytes of shared exponents at the start of a page of `elements`."""
@@ -192,8 +194,9 @@ class CompiledLayout:
     channels      pages are dealt to that many channels in turn: page i lies in channel `i % channels` at byte
                   `(i // channels) * page_stride` from the buffer's base in that channel; 1 for linear memory
     banks         which of the memory's channels each of these is, where it is not that of the same number
-    scale         the layout of the tensor of scales, where they lie in buffers of their own: a cache has its
-                  buffers behind the others, and what moves the one moves the other
+    scale         the layout of the tensor of scales, where elements have some that no codec holds: it has the
+                  same blocks, and what moves the one moves the other.  Its buffers come behind the others, or
+    scale_inside  its pages follow those of the elements: page i begins `page_bytes` behind page i of theirs
     """
 
     name: str
@@ -207,6 +210,7 @@ class CompiledLayout:
     channels: int
     banks: tuple[int, ...] = ()
     scale: CompiledLayout | None = None
+    scale_inside: bool = False
 
     def piece(self, kv: int) -> CompiledPiece:
         """The piece that holds for this value of `kv`."""
@@ -250,6 +254,19 @@ class CompiledLayout:
         if "kv" in self.buffers:
             return 0
         return int(_term(self.piece(kv).inside, "kv", np.asarray([kv], dtype=np.int64))[0])
+
+    @property
+    def tensors(self) -> tuple[CompiledLayout, ...]:
+        """This, and the tensor of its scales where it has one."""
+        return (self,) if self.scale is None else (self, self.scale)
+
+    @property
+    def buffer_bytes(self) -> tuple[int, ...]:
+        """Bytes in each channel of every buffer that a cache has: those of the elements, then those of scales."""
+        own = (self.channel_bytes,) * self.buffer_count
+        if self.scale is None or self.scale_inside:
+            return own
+        return own + self.scale.buffer_bytes
 
     def fixed_term(self, kv: int, layer: int) -> int:
         """What `layer` and `kv` add to the page number (0 for an axis that selects the buffer)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hawk.errors import LayoutError
@@ -9,7 +10,7 @@ from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES, CompiledLayout, CompiledPiece
 from hawk.layouts.digits import MAX_ELEMENTS, Factor, Refiner, prove, strides
 from hawk.layouts.grammar import Name, Term, evaluate, nearest
-from hawk.layouts.renaming import MAX_DIM, Tables, parts_of, stored_name, without_empty
+from hawk.layouts.renaming import MAX_DIM, Tables, names_in, parts_of, stored_name, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,6 +83,16 @@ class Compiler:
             got = f"{buffers} buffers of {pages} pages of {first.elements} elements"
             raise self._error("the cache is too large", "shape", got, f"at most {MAX_ELEMENTS} elements")
         page_bytes = info.page_bytes(first.elements)
+        scale = self._scale(info, shape, channels, align)
+        if scale is not None and scale.pages != pages and self._inside:
+            raise self._error(
+                "scales lie behind other pages", "scale.order", f"{scale.pages} pages", f"{pages} pages"
+            )
+        stride = -(-(page_bytes + (scale.page_bytes if scale and self._inside else 0)) // align) * align
+        if scale is not None and self._inside:
+            scale = replace(scale, page_stride=stride)
+        if self.layout.scale is not None and self.layout.scale.place == "constant" and _scaled(info):
+            info = replace(info, factor=self.layout.scale.value)
         return CompiledLayout(
             name=self.layout.name,
             shape=shape,
@@ -90,9 +101,11 @@ class Compiler:
             pieces=tuple(piece for piece, _ in found),
             pages=pages,
             page_bytes=page_bytes,
-            page_stride=-(-page_bytes // align) * align,
+            page_stride=stride,
             channels=channels,
             banks=self.layout.banks,
+            scale=scale,
+            scale_inside=scale is not None and self._inside,
         )
 
     def _where(self, key: str) -> str:
@@ -211,6 +224,60 @@ class Compiler:
         except LayoutError as error:
             raise first or error from None
 
+    @property
+    def _inside(self) -> bool:
+        return self.layout.scale is not None and self.layout.scale.place == "page"
+
+    def _scale(self, info: CodecInfo, shape: CacheShape, channels: int, align: int) -> CompiledLayout | None:
+        """The tensor of scales, where elements of this codec have one."""
+        scale = self.layout.scale
+        if scale is None or scale.order is None or not _scaled(info):
+            return None
+        if self.layout.sharding is not None:
+            raise self._error("scales beside shards are not described", "scale", scale.place, "constant")
+        axes = names_in([*scale.order.page, *scale.order.inside])
+        for axis in ("block", "slot"):
+            if axis not in axes:
+                raise self._error(
+                    "scales that are not of tokens are no tensor of the cache's blocks",
+                    "scale.order",
+                    scale.text,
+                    f"{axis} in it, or the place 'constant'",
+                )
+        groups = 1
+        if "dim" in axes:
+            if shape.dim % scale.group:
+                raise self._error(
+                    "the groups do not fill a head", "scale.group", scale.group, f"a factor of {shape.dim}"
+                )
+            groups = shape.dim // scale.group
+        # One scale for all indices of an axis: an extent of 1, which has a place anywhere.
+        single = tuple(Term(Name(a, 1), (), a, 1) for a in ("head", "dim") if a not in axes)
+        order = scale.order
+        order = (
+            replace(order, inside=(*order.inside, *single))
+            if order.cut
+            else replace(order, page=(*order.page, *single))
+        )
+        tensor = replace(
+            self.layout,
+            name=f"{self.layout.name} scales",
+            codec=scale.codec,
+            codecs=(scale.codec,),
+            params=(),
+            scale=None,
+            pieces=(
+                replace(self.layout.pieces[0], kv=None, order=order, splits=(), renames=(), text=scale.text),
+            ),
+        )
+        box = replace(shape, heads=shape.heads if "head" in axes else 1, dim=groups)
+        compiled = Compiler(tensor).compile(box, None, channels if channels > 1 else None, align, {})
+        if compiled.shares_pages:
+            raise self._error(
+                "scales of K and V do not share pages", "scale.order", scale.text, "kv before '|'"
+            )
+        return compiled
+
     def _sharded(
         self,
         sharding: Sharding,
@@ -290,6 +357,11 @@ class Compiler:
                 f"{info.name} over {piece.elements} elements",
                 f"{info.group} elements",
             )
+
+
+def _scaled(info: CodecInfo) -> bool:
+    """Whether elements of this codec are multiplied by a scale that the layout speaks of."""
+    return info.bits == 8 and info.group == 1
 
 
 def _strides(digits: Sequence[Digit]) -> str:

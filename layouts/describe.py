@@ -31,6 +31,7 @@ def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | No
         ("codec", layout.codec + (f" (or {', '.join(others)})" if others else "")),
         ("buffers", f"one for each {' and '.join(layout.buffers)}" if layout.buffers else "one"),
         ("memory", _placement(layout)),
+        ("scale", _scale(layout)),
         ("params", ", ".join(f"{name} = {default}" for name, default in layout.params)),
     ]
     for piece in layout.pieces:
@@ -62,6 +63,18 @@ def _placement(layout: Layout) -> str:
             f"sharded: {rows} x {columns} pages each, numbered along the {order}, dealt to {banks}{aligned}"
         )
     return f"interleaved: page i is number i // {c} of channel i % {c}{aligned}"
+
+
+def _scale(layout: Layout) -> str:
+    scale = layout.scale
+    if scale is None:
+        return ""
+    if scale.order is None:
+        return f"constant {scale.value:g}" if scale.place == "constant" else "in the header of each page"
+    where = "in buffers of their own" if scale.place == "buffer" else "behind the elements of each page"
+    return f"{scale.codec} {where}: {scale.text}" + (
+        f", dims by {scale.group}" if "dim" in scale.text else ""
+    )
 
 
 def _kv_name(kv: int) -> str:

@@ -7,6 +7,7 @@ checks, so neither side needs the other's files.  Every bound here is one that a
 from __future__ import annotations
 
 import re
+import struct
 import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,6 +75,25 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """The table `[scale]`: what elements of eight bits are multiplied by, and where that lies.
+
+    place     "buffer": a tensor of its own; "page": behind the elements of each page; "constant": nowhere, it is
+              `value`; "header": where the codecs, all of them grouped, keep it
+    codec     how scales are stored
+    order     of the tensor of scales; an axis that it does not name has one scale for all its indices
+    group     indices of dim that share a scale, where the order names dim
+    """
+
+    place: Literal["buffer", "page", "constant", "header"]
+    value: float = 1.0
+    codec: str = "fp32"
+    order: Order | None = None
+    text: str = ""
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """How a cache lies in memory, before a shape is known; the tables of the TOML, checked.
 
@@ -85,6 +105,7 @@ class Layout:
     banks, sharding          the memory channels that shards are dealt to in turn (empty: all, in order), and how
     params                   defaults of the parameters: a number, or the axis whose extent it is
     pieces                   orders, one for all or one for each value of kv
+    scale                    what elements of eight bits are multiplied by, or None
     text, origin             the TOML itself, and where it came from (for messages; not compared)
     """
 
@@ -101,6 +122,7 @@ class Layout:
     sharding: Sharding | None
     params: tuple[tuple[str, int | Axis], ...]
     pieces: tuple[Piece, ...]
+    scale: Scale | None
     text: str = field(repr=False)
     origin: str = field(default="", compare=False)
 
@@ -178,6 +200,7 @@ class _Reader:
                 "placement",
                 "params",
                 "piece",
+                "scale",
             ),
         )
         name = self.string(top, "name")
@@ -209,6 +232,7 @@ class _Reader:
             sharding=sharding,
             params=self.params(top),
             pieces=self.pieces(top),
+            scale=self.scale(top, codecs),
             text=text,
             origin=self.origin,
         )
@@ -312,6 +336,60 @@ class _Reader:
         if orientation not in ("row", "column"):
             raise self.error("unknown orientation", "placement.orientation", orientation, '"row" or "column"')
         return Sharding(sizes[0], sizes[1], down=orientation == "column")
+
+    def scale(self, top: Mapping[str, Any], codecs: Iterable[str]) -> Scale | None:
+        if "scale" not in top:
+            return None
+        table = top["scale"]
+        if not isinstance(table, dict):
+            raise self.error("of the wrong kind", "scale", table, "a table")
+        place = table.get("place")
+        known: dict[str, tuple[str, ...]] = {
+            "buffer": ("dtype", "order", "group"),
+            "page": ("dtype", "order", "group"),
+            "constant": ("value",),
+            "header": (),
+        }
+        if not isinstance(place, str) or place not in known:
+            raise self.error(
+                "unknown place", "scale.place", place, ", ".join(known), nearest(str(place), known)
+            )
+        self.keys(table, "scale.", ("place", *known[place]))
+        plain = [name for name in codecs if CODECS[name].group == 1]
+        if place == "header":
+            if plain:
+                raise self.error(
+                    "this codec has no scales in a header", "scale.place", plain[0], "grouped codecs"
+                )
+            return Scale("header")
+        if not any(CODECS[name].bits == 8 for name in plain):
+            raise self.error(
+                "no codec here has scales", "scale", ", ".join(codecs), "one of eight bits an element"
+            )
+        if place == "constant":
+            return Scale("constant", value=self.factor(table.get("value")))
+        codec = self.string(table, "dtype", prefix="scale.")
+        if codec not in ("fp32", "bf16", "fp16"):
+            raise self.error("no type of scales", "scale.dtype", codec, "fp32, bf16, fp16")
+        text = self.string(table, "order", prefix="scale.")
+        group = bounded(table.get("group", 0) or MAX_ELEMENTS, MAX_ELEMENTS, f"{self.origin}: scale.group")
+        order = parse_order(text, f"{self.origin}: scale.order")
+        return Scale(
+            "page" if place == "page" else "buffer", codec=codec, order=order, text=text, group=group
+        )
+
+    def factor(self, value: object) -> float:
+        expected = "a number from 2^-100 to 2^100 that binary32 holds"
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 2.0**-100 <= value <= 2.0**100
+        ):
+            raise self.error("no scale", "scale.value", value, expected)
+        (stored,) = struct.unpack("<f", struct.pack("<f", value))
+        if stored != value:
+            raise self.error("no scale", "scale.value", value, f"{expected}, such as {stored!r}")
+        return float(value)
 
     def buffers(self, top: Mapping[str, Any]) -> tuple[Axis, ...]:
         words = self.string(top, "buffers", "").split()

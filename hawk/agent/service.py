@@ -33,6 +33,7 @@ from hawk.control.messages import (
 from hawk.control.server import Server
 from hawk.errors import Aborted, BadFrame, Busy, ControlError, Draining, HawkError, InternalError, PeerLost
 from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.serving import LAST_WORDS
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class Service:
         stopping = Aborted("the agent is stopping", by="the agent")
         for session in list(self._sessions.values()):
             await fetching.stop_all(session, stopping)
+        await self.server.read_by_all(LAST_WORDS)
         for session in list(self._sessions.values()):
             self._end(session, stopping)
         while self._ending:

@@ -17,12 +17,15 @@ from hawk.memory import shared
 from hawk.memory.region import Region, Segments
 
 if TYPE_CHECKING:
-    from hawk.memory.region import U8
+    from hawk.memory.region import I64, U8
 
 PIECE = 2048
 """Bytes of the small pieces: one tile of 16-bit elements, or a token's head of a few."""
 
 SOCKETS, MEMCPY = "sockets", "memcpy"
+
+CHANNELS = 8
+"""Parts of the target over which the small pieces are dealt."""
 
 _TIMEOUT = 120.0
 _STEP = 16 << 20
@@ -30,7 +33,11 @@ _STEP = 16 << 20
 
 @dataclass(frozen=True)
 class BytesAlone:
-    """Samples by way: `sockets`, `memcpy`, and `(transport, "one")`, `(transport, "pieces")`."""
+    """Samples by way: `sockets`, `memcpy`, and by transport `(name, "one")`, `(name, "pieces")`, `(name, "random")`.
+
+    `one` is one segment; `pieces` are small segments dealt over CHANNELS parts of the target in turn, as pages are
+    over a device's channels; `random` are the same in random order, which no plan makes: the worst for caches.
+    """
 
     baselines: dict[str, Samples]
     transports: dict[tuple[str, str], Samples]
@@ -54,11 +61,17 @@ async def _rounds(
 ) -> BytesAlone:
     region = [Region("bench-target", target)]
     nbytes = len(source)
-    whole = Segments.of([(0, 0, 0, nbytes)])
     count = nbytes // PIECE
-    place = np.random.default_rng(0).permutation(count).astype(np.int64)
-    remote = np.arange(count, dtype=np.int64) * PIECE
-    pieces = Segments(np.zeros(count, np.int32), place * PIECE, remote, np.full(count, PIECE, np.int64))
+    number = np.arange(count, dtype=np.int64)
+    # Where piece i goes; what does not make a whole round stays at the end.
+    even = count // CHANNELS * CHANNELS
+    dealt = np.where(number < even, number % CHANNELS * (even // CHANNELS) + number // CHANNELS, number)
+    places = {"pieces": dealt, "random": np.random.default_rng(0).permutation(count).astype(np.int64)}
+    segments = {"one": Segments.of([(0, 0, 0, nbytes)])}
+    for what, place in places.items():
+        segments[what] = Segments(
+            np.zeros(count, np.int32), place * PIECE, number * PIECE, np.full(count, PIECE, np.int64)
+        )
 
     async def sockets() -> None:
         served.receive(target)
@@ -69,26 +82,26 @@ async def _rounds(
     def over(name: str, segments: Segments) -> Callable[[], Awaitable[None]]:
         return lambda: served.links[name].read(served.keys[name], segments, region, timeout=_TIMEOUT)
 
-    ways: list[tuple[Samples, Callable[[], Awaitable[None]], bool, str]] = []
+    ways: list[tuple[Samples, Callable[[], Awaitable[None]], I64 | None, str]] = []
     baselines = {SOCKETS: Samples(nbytes), MEMCPY: Samples(nbytes)}
-    ways.append((baselines[SOCKETS], sockets, False, SOCKETS))
-    ways.append((baselines[MEMCPY], memcpy, False, MEMCPY))
+    ways.append((baselines[SOCKETS], sockets, None, SOCKETS))
+    ways.append((baselines[MEMCPY], memcpy, None, MEMCPY))
     results: dict[tuple[str, str], Samples] = {}
     for name in transports:
-        for what, segments in (("one", whole), ("pieces", pieces)):
+        for what, rows in segments.items():
             results[name, what] = Samples(nbytes)
-            ways.append((results[name, what], over(name, segments), what == "pieces", f"{name}, {what}"))
-    for number in range(runs + 1):
-        for samples, way, scattered, label in ways:
-            if number == 0:
+            ways.append((results[name, what], over(name, rows), places.get(what), f"{name}, {what}"))
+    for turn in range(runs + 1):
+        for samples, way, went, label in ways:
+            if turn == 0:
                 target[:] = 0
             began = time.perf_counter()
             await way()
             took = time.perf_counter() - began
-            if number:
+            if turn:
                 samples.seconds.append(took)
             else:
-                _compare(source, target, place if scattered else None, label)
+                _compare(source, target, went, label)
     return BytesAlone(baselines, results)
 
 
@@ -100,9 +113,7 @@ def scramble(array: U8) -> None:
         words[at : at + len(part)] = part * np.uint64(0x9E3779B97F4A7C15)
 
 
-def _compare(
-    source: U8, target: U8, place: np.ndarray[tuple[int], np.dtype[np.int64]] | None, label: str
-) -> None:
+def _compare(source: U8, target: U8, place: I64 | None, label: str) -> None:
     rows, got = source.reshape(-1, PIECE), target.reshape(-1, PIECE)
     for at in range(0, len(rows), _STEP // PIECE):
         end = min(at + _STEP // PIECE, len(rows))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from hawk import layouts
+from hawk.demo import scenario
 from hawk.errors import InternalError, InvalidArgument
 from hawk.layouts import codecs
 from hawk.layouts.compiled import CacheShape
@@ -91,7 +91,8 @@ def run(size_mb: int = 128, repeats: int = 5) -> Result:
         )
     blocks = max(MIN_BLOCKS, (size_mb << 20) // (2 * BLOCK * HEADS * DIM))
     shape = CacheShape(layers=1, heads=HEADS, dim=DIM, block_size=BLOCK, blocks=blocks, kvs=2)
-    source = layouts.load("vllm/nhd").compile(shape)
+    names = scenario.load(tokens=1)
+    source = names.source.resolve().compile(shape)
     src = _aligned(source.channel_bytes)
     for kv in (0, 1):
         # Ordinary numbers: a normal distribution, some zeros.
@@ -101,7 +102,7 @@ def run(size_mb: int = 128, repeats: int = 5) -> Result:
     cores: tuple[native.Core, ...] = ("c", "numpy") if native.available() else ("numpy",)
     rows: list[Row] = []
     for case, codec, kv in CASES:
-        target = layouts.load("tenstorrent/kv").compile(shape, codec=codec, channels=CHANNELS)
+        target = names.target.resolve().compile(shape, codec=codec, channels=CHANNELS)
         job = _Job(source, target, kv, src)
         rows += [_measure(case, core, job, repeats) for core in cores]
     return Result(

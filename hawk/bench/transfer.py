@@ -3,7 +3,8 @@
 For each size, from buffers that are touched and warm, the median of a number of runs:
 
 - a plain socket copy between two processes, and `np.copyto`;
-- the bytes alone over each transport between two processes, as one segment and as 2 KB segments in random order;
+- the bytes alone over each transport between two processes, as one segment, as 2 KB segments dealt over eight
+  channels, and as 2 KB segments in random order (which no plan makes);
 - the whole job through two agents (offer, retile, transfer, finish), beside its parts one at a time.
 
 Every way's bytes are compared in the same run.  Sizes are rounded to whole blocks of the device, 8 MiB each.
@@ -18,8 +19,8 @@ gb_per_s, gb_per_s_most, gb_per_s_least}` with the median run as `seconds` and `
       sockets, memcpy    samples
       transports         by name:
         beside, goal       "sockets" or "memcpy", and the part of its rate that is the goal
-        one, pieces        samples
-        one_ratio, pieces_ratio    rate by the baseline's, the median over runs
+        one, pieces, random    samples
+        one_ratio, pieces_ratio, random_ratio    rate by the baseline's, the median over runs
         job                a sample, and mode, bytes, phases, control, parts, parts_sum, over_sum, over_largest;
                            see `hawk.bench.whole_job.WholeJob`
     left_out     list of {asked, reason}
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 SIZES = (10_000_000, 80_000_000, 320_000_000, 1_280_000_000)
 RUNS = 5
 
+_WORDS = {"one": "one segment", "pieces": "2 KB segments", "random": "2 KB at random"}
+
 GOALS = {bytes_alone.SOCKETS: 0.95, bytes_alone.MEMCPY: 0.9}
 
 _TOKEN_BYTES = 128 << 10
@@ -77,7 +80,7 @@ class SizeResult:
     beside: dict[str, str]
 
     def ratio(self, transport: str, what: str) -> float:
-        """The transport's rate (`what`: "one" or "pieces") by its baseline's."""
+        """The transport's rate (`what`: "one", "pieces" or "random") by its baseline's."""
         return ratio(self.alone[transport, what], self.baselines[self.beside[transport]])
 
     def to_dict(self) -> dict[str, object]:
@@ -93,8 +96,10 @@ class SizeResult:
                     "goal": GOALS[beside],
                     "one": self.alone[name, "one"].to_dict(),
                     "pieces": self.alone[name, "pieces"].to_dict(),
+                    "random": self.alone[name, "random"].to_dict(),
                     "one_ratio": self.ratio(name, "one"),
                     "pieces_ratio": self.ratio(name, "pieces"),
+                    "random_ratio": self.ratio(name, "random"),
                     "job": self.jobs[name].to_dict(),
                 }
                 for name, beside in self.beside.items()
@@ -228,7 +233,7 @@ def _alone(result: TransferResult) -> Table:
             table.add_row(label, name, *samples.told())
             label = ""
         for name, beside in size.beside.items():
-            for what, words in (("one", "one segment"), ("pieces", "2 KB segments")):
+            for what, words in _WORDS.items():
                 met = size.ratio(name, what)
                 table.add_row(
                     "",
@@ -264,8 +269,12 @@ def _jobs(result: TransferResult) -> Table:
 
 
 def _parts(result: TransferResult) -> Table:
-    names = ("MB", "over", "retile", "bytes", "finish", "sum", "job/sum", "job/largest")
-    table = _table("Its parts alone, milliseconds; goal: job/sum at most 1", 1, *names)
+    names = ("MB", "over", "retile", "bytes", "finish", "sum", "job/sum", "job/largest", "plan")
+    table = _table(
+        "Its parts alone, milliseconds; goal: job/sum at most 1 (plan, of both sides, is not in the sum)",
+        1,
+        *names,
+    )
     for size in result.sizes:
         label = f"{size.nbytes / 1e6:.1f}"
         for name, job in size.jobs.items():
@@ -276,6 +285,7 @@ def _parts(result: TransferResult) -> Table:
                 f"{job.parts_sum * 1e3:.1f}",
                 Text(f"{job.over_sum:.2f}", "green" if job.over_sum <= 1 else "yellow"),
                 f"{job.over_largest:.2f}",
+                f"{job.parts['plan'] * 1e3:.1f}",
             )
             label = ""
         table.add_section()

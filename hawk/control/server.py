@@ -12,6 +12,7 @@ from hawk.control.frames import (
     Codec,
     Header,
     Kind,
+    Ping,
     Pong,
     decode_header,
     encode_body,
@@ -95,6 +96,8 @@ class Server(Generic[T]):
         self._max_peers = max_peers
         self._version = version
         self._timer: asyncio.TimerHandle | None = None
+        self._seq = 0
+        self._unread: dict[bytes, tuple[int, asyncio.Future[None]]] = {}
         self._receive = ReceiveLoop(
             endpoint.raw,
             self._take,
@@ -114,6 +117,27 @@ class Server(Generic[T]):
         self._receive.start()
         if self._beat is not None:
             self._timer = asyncio.get_running_loop().call_later(self._beat.interval, self._tick)
+
+    async def read_by_all(self, timeout: float) -> None:
+        """Returns when every peer has taken what was sent to it so far, or after `timeout` seconds.
+
+        Whoever closes right after its last words takes them along: ZeroMQ drops what the far side has not read yet
+        when a connection ends.  A peer answers a PING once it has handled all that came before.
+        """
+        loop = asyncio.get_running_loop()
+        self._seq += 1
+        for identity in list(self.peers):
+            self._unread[identity] = (self._seq, loop.create_future())
+            self._answer(identity, Kind.PING, PING.encode(Ping(self._seq)))
+        waits = [wait for identity, (_, wait) in self._unread.items() if identity in self.peers]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout)
+        self._unread.clear()
+
+    def _read(self, identity: bytes, seq: int) -> None:
+        asked, wait = self._unread.get(identity, (0, None))
+        if wait is not None and seq >= asked and not wait.done():
+            wait.set_result(None)
 
     def close(self) -> None:
         """Stops, and closes the endpoint; no callback comes any more.  Safe to call twice."""
@@ -157,6 +181,7 @@ class Server(Generic[T]):
 
     def _gone(self, identity: bytes, error: PeerLost) -> None:
         peer = self.peers.pop(identity, None)
+        self._read(identity, self._seq)
         if peer is not None:
             self._on_gone(peer, error)
 
@@ -187,7 +212,7 @@ class Server(Generic[T]):
         if header.kind is Kind.PING:
             self._answer(identity, Kind.PONG, PONG.encode(Pong(PING.decode(frames[1]).seq)))
         elif header.kind is Kind.PONG:
-            PONG.decode(frames[1])
+            self._read(identity, PONG.decode(frames[1]).seq)
         elif header.kind is Kind.MESSAGE:
             if header.to_generation not in (0, self.generation):
                 # Shows the peer at once that it talks to another process than it thinks.

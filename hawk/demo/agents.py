@@ -198,10 +198,6 @@ class Pair:
         if cancelled:
             raise asyncio.CancelledError
 
-    def logs(self) -> str:
-        """What both agents wrote so far."""
-        return "".join(process.failed("").log for process in self._processes)
-
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
     made = tempfile.TemporaryDirectory(prefix="hawk-", ignore_cleanup_errors=True)

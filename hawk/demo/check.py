@@ -29,8 +29,8 @@ U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 
 TILE, FACE = 32, 16
-BATCH = 1 << 19
-"""Elements worked on at a time by one thread: a few MiB, so that memory is bounded and the caches help."""
+BATCH = 1 << 16
+"""Elements worked on at a time by one thread: small temporaries, so that memory is bounded and the caches help."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +120,36 @@ def tiles(rows: U16, block_size: int, interleave: bool) -> U16:
 def block_float(bits: U16) -> U8:
     """bf16 bits `[..., 1024]` as bytes `[..., 1088]`: 64 exponents, then 1024 of sign and 7 bits of magnitude.
 
-    The 16 elements of a row of a face share the largest exponent.  The others are shifted down to it as 24-bit
-    significands, bits that fall off are dropped, and 7 bits are kept, rounded to nearest, ties to even.
+    The 16 elements of a row of a face share the largest exponent.  The others' significands are shifted down to
+    it, and 7 bits are kept, rounded to nearest, ties to even.
     """
     row = bits.reshape(*bits.shape[:-1], 64, 16)
-    exponent = row >> np.uint16(7) & np.uint16(0xFF)
-    shared = exponent.max(axis=-1)
-    shift = np.minimum(shared[..., None] - exponent, np.uint16(31)).astype(np.uint32)
-    significand = (row & np.uint16(0x7F) | np.uint16(0x80)).astype(np.uint32) << np.uint32(16)
-    significand[exponent == 0] = 0
-    significand >>= shift
-    odd = significand >> np.uint32(17) & np.uint32(1)
-    magnitude = np.minimum(significand + np.uint32(0xFFFF) + odd >> np.uint32(17), np.uint32(127))
-    sign = (row >> np.uint16(15)).astype(np.uint32) * (magnitude > 0)
-    codes = (magnitude | sign << np.uint32(7)).astype(np.uint8)
-    flat = codes.reshape(*bits.shape[:-1], TILE * TILE)
-    return np.concatenate([shared.astype(np.uint8), flat], axis=-1)
+    exponent = row >> np.uint16(7)
+    exponent &= np.uint16(0xFF)
+    # The same as max(axis=-1), which numpy is ten times slower at.
+    shared = np.ascontiguousarray(exponent.reshape(-1, 16).T).max(axis=0).reshape(row.shape[:-1])
+    # 8 bits of significand at bit 7 of 16, so that rounding cannot overflow.  A shift by 8 or more leaves less
+    # than half of the last bit that is kept, so what falls off at the lower end never matters.
+    value = row & np.uint16(0x7F)
+    value |= np.uint16(0x80)
+    value <<= np.uint16(7)
+    value *= exponent != 0
+    np.subtract(shared[..., None], exponent, out=exponent)
+    value >>= exponent  # numpy defines shifts by 16 and more: nothing is left
+    odd = value >> np.uint16(8)
+    odd &= np.uint16(1)
+    value += odd
+    value += np.uint16(0x7F)
+    value >>= np.uint16(8)
+    value -= value >> np.uint16(7)  # 128, a carry out of the rounding, saturates
+    sign = row >> np.uint16(15)
+    sign <<= np.uint16(7)
+    sign *= value != 0
+    value |= sign
+    out = np.empty((*bits.shape[:-1], 64 + TILE * TILE), np.uint8)
+    out[..., :64] = shared
+    out[..., 64:] = value.reshape(*bits.shape[:-1], TILE * TILE)
+    return out
 
 
 def pages(job: Job, layer: int, kv: int, entry: int, count: int) -> U8:

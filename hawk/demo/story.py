@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -113,17 +112,15 @@ async def tell(options: Options, console: Console) -> Report:
         alignment=ALIGNMENT,
         transports=options.transports,
     )
-    async with _timed(report, "agents"):
-        pair = await agents.Pair(settings).__aenter__()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        async with _timed(report, "agents"):
+            pair = await stack.enter_async_context(agents.Pair(settings))
         console.print(
             f"Two agents are up, prefill (process {pair.pids[0]}) and decode (process {pair.pids[1]}), "
             f"with CURVE keys made for this run, in {report.seconds['agents']:.1f} s."
         )
-        with contextlib.closing(KVCache.alloc(source)) as cache:
-            await _move(pair, cache, scene, options, report, console)
-    finally:
-        await pair.__aexit__(*sys.exc_info())
+        cache = stack.enter_context(contextlib.closing(KVCache.alloc(source)))
+        await _move(pair, cache, scene, options, report, console)
     return report
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from hawk.control.messages import Prepared
     from hawk.jobs.caches import CacheBook, CacheEntry
     from hawk.jobs.links import Links
     from hawk.jobs.peers import Peers
@@ -207,7 +206,7 @@ class FetchJob(Stoppable):
             dialogue = Dialogue(session, self._lease_ran_out)
             dialogue.attach()
             self.result.phases["connect"] = time.perf_counter() - began
-            receiver = Receiver(context, request, self.result, dialogue.fail)
+            receiver = Receiver(context, request, self.result, self._arrived, dialogue.fail)
             try:
                 await receiver.reserve(context.transports[choice.name].capabilities)
                 try:
@@ -219,6 +218,9 @@ class FetchJob(Stoppable):
                 raise
             finally:
                 dialogue.detach()
+
+    def _arrived(self) -> None:
+        self._on_progress(self.state, self.result.nbytes, self._total)
 
     async def _exchange(self, dialogue: Dialogue, receiver: Receiver, link: Link) -> None:
         """Algorithm 1 from D's side: ask, read what is prepared, flush, release."""
@@ -247,13 +249,9 @@ class FetchJob(Stoppable):
         self._total = receiver.total
         self._move_to(State.RECEIVING)
 
-        def consumed(prepared: Prepared) -> None:
-            dialogue.consumed(prepared.chunk)
-            self._on_progress(self.state, self.result.nbytes, self._total)
-
         for number in range(accepted.chunks):
             await receiver.room()
-            receiver.start(await dialogue.prepared(number), link, consumed)
+            receiver.start(await dialogue.prepared(number), link, dialogue.consumed)
         await receiver.all_done()
         await receiver.flush()
         self._move_to(State.RELEASING)

@@ -101,7 +101,7 @@ class OfferBook:
         self._past: OrderedDict[str, PastOffer] = OrderedDict()
         self._limit = limit
         self._on_ended = on_ended
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -184,13 +184,13 @@ class OfferBook:
 
     async def _arrival(self, request: str) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(request, set()).add(waiter)
+        self._waiting.setdefault(request, []).append(waiter)
         try:
             await waiter
         finally:
             waiting = self._waiting.get(request)
-            if waiting is not None:
-                waiting.discard(waiter)
+            if waiting is not None and waiter in waiting:
+                waiting.remove(waiter)
                 if not waiting:
                     del self._waiting[request]
 

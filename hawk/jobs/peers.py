@@ -227,13 +227,11 @@ class Peers:
             await session.ready(timeout)
             met = True
             yield session
-        except HawkError:
-            if not met and session.users == 1:
-                # Nobody was there.  Whoever tries next begins anew, and an address from a ticket leaves nothing.
-                self._end(session)
-            raise
         finally:
             session.users -= 1
+            if not met and session.users == 0:
+                # Nobody was there.  Whoever tries next begins anew, and an address from a ticket leaves nothing.
+                self._end(session)
 
     def _get(self, name: str, where: str) -> PeerSession:
         key = (name, where)

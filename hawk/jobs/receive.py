@@ -13,6 +13,7 @@ from hawk.jobs.states import settle
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
+from hawk.plan.repeat import TargetPlans
 from hawk.plan.segments import direct, staged, touched
 from hawk.plan.target import chunk_bytes, split, target_chunk
 from hawk.plan.types import Chunk, Selection
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hawk.control.messages import Accepted, Prepared
     from hawk.jobs.fetch import FetchContext, FetchRequest, FetchResult
     from hawk.memory.base import Allocation
-    from hawk.memory.region import ByteRanges
+    from hawk.memory.region import ByteRanges, Segments
     from hawk.plan.types import TargetChunk
     from hawk.transports.base import Capabilities, Link
 
@@ -37,7 +38,8 @@ class Receiver:
     """The receiving half of one fetch attempt.
 
     `start` begins a chunk, at most DEPTH run at a time (`room`), `all_done` waits for the rest, `stop` ends what
-    still runs and returns when no byte can land; `failed` is told the first error of a chunk.
+    still runs and returns when no byte can land; `arrived` is called after every chunk that is in its place,
+    `failed` with the first error of one.
     """
 
     def __init__(
@@ -45,18 +47,20 @@ class Receiver:
         context: FetchContext,
         request: FetchRequest,
         result: FetchResult,
+        arrived: Callable[[], None],
         failed: Callable[[HawkError], None],
     ) -> None:
         self._context = context
         self._request = request
         self._result = result
+        self._arrived = arrived
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._touched: list[ByteRanges] = []
         self._covered = np.zeros((0, 0), dtype=bool)
         self._first = 0
         self.total = 0
-        self._selection: Selection | None = None
+        self._plans: TargetPlans | None = None
         self._staging: Allocation | None = None
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         self._slot_bytes = 0
@@ -117,7 +121,7 @@ class Receiver:
             layer=0, layers=layout.shape.layers, token=accepted.first, tokens=accepted.tokens
         )
         check_blocks(layout, request.blocks, selection, "blocks")
-        self._selection = selection
+        self._plans = TargetPlans(layout, request.blocks, selection)
         self._first, last = entries(layout, selection)
         self._covered = np.zeros((layout.shape.layers, last - self._first), dtype=bool)
         everything = Chunk(layer=0, layers=layout.shape.layers, block=self._first, blocks=last - self._first)
@@ -161,7 +165,7 @@ class Receiver:
         if self._error is not None:
             raise self._error
 
-    def start(self, prepared: Prepared, link: Link, consumed: Callable[[Prepared], None]) -> None:
+    def start(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
         """Begins to plan, read and finish a chunk."""
         task = asyncio.get_running_loop().create_task(self._chunk(prepared, link, consumed))
         self._tasks.add(task)
@@ -203,14 +207,11 @@ class Receiver:
                 await memory.flush(ranges)
         self._result.phases["flush"] = time.perf_counter() - began
 
-    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[Prepared], None]) -> None:
-        assert self._selection is not None
-        context, request, result = self._context, self._request, self._result
-        cache = request.cache
-        began = time.perf_counter()
-        planned = await context.planner.call(
-            target_chunk, cache.layout, request.blocks, self._selection, self.cover(prepared)
-        )
+    def _plan(self, prepared: Prepared, chunk: Chunk) -> tuple[TargetChunk, Segments | None, ByteRanges]:
+        """The chunk's plan, its segments (None where it goes through staging), and the bytes it writes."""
+        assert self._plans is not None
+        cache = self._request.cache
+        planned = self._plans.plan(chunk)
         if planned.nbytes != prepared.nbytes:
             raise BadFrame(
                 "the peer's plan of this chunk differs from ours",
@@ -219,35 +220,43 @@ class Receiver:
                 expected=f"{planned.nbytes} bytes",
                 hint="Both agents must run versions of HAWK that plan alike",
             )
-        staging = self._staging is not None and int(planned.channel_bytes.max()) <= self._slot_bytes
+        ranges = touched(planned, cache.placement)
+        if self._staging is not None and int(planned.channel_bytes.max()) <= self._slot_bytes:
+            return planned, None, ranges
+        extents = [r.extents for r in cache.regions]
+        return planned, direct(planned, cache.placement, prepared.offset, extents), ranges
+
+    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
+        result = self._result
+        began = time.perf_counter()
+        assert self._plans is not None
+        chunk = self.cover(prepared)
+        if self._plans.quick(chunk):
+            planned, segments, ranges = self._plan(prepared, chunk)
+        else:
+            planned, segments, ranges = await self._context.planner.call(self._plan, prepared, chunk)
         result.phases["plan"] = result.phases.get("plan", 0.0) + time.perf_counter() - began
-        if staging:
+        if segments is None:
             await self._staged(prepared, planned, link, consumed)
         else:
-            extents = [r.extents for r in cache.regions]
-            segments = await context.planner.call(direct, planned, cache.placement, prepared.offset, extents)
             await self._read(prepared, segments, link)
-            consumed(prepared)
-        self._touched.append(touched(planned, cache.placement))
+            consumed(prepared.chunk)
+        self._touched.append(ranges)
         result.nbytes += planned.nbytes
         result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile
-        for channel, nbytes in enumerate(planned.channel_bytes):
-            result.channels[channel] += int(nbytes)
+        for channel, nbytes in enumerate(planned.channel_bytes.tolist()):
+            result.channels[channel] += nbytes
+        self._arrived()
 
-    async def _read(self, prepared: Prepared, segments: object, link: Link) -> None:
+    async def _read(self, prepared: Prepared, segments: Segments, link: Link) -> None:
         began = time.perf_counter()
-        await link.read(
-            prepared.key,
-            segments,  # type: ignore[arg-type]
-            self._request.cache.regions,
-            timeout=self._request.timeout,
-        )
+        await link.read(prepared.key, segments, self._request.cache.regions, timeout=self._request.timeout)
         took = time.perf_counter() - began
         self._result.phases["read"] = self._result.phases.get("read", 0.0) + took
         self._context.metrics.phase("read", took)
 
     async def _staged(
-        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[Prepared], None]
+        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[int], None]
     ) -> None:
         """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
         memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
@@ -262,7 +271,7 @@ class Receiver:
                 staged, planned, cache.placement, prepared.offset, region, offset
             )
             await self._read(prepared, segments, link)
-            consumed(prepared)
+            consumed(prepared.chunk)
             began = time.perf_counter()
             await memory.move(moves)
             took = time.perf_counter() - began

@@ -40,15 +40,12 @@ from hawk.jobs.dialogue import MOST_CHUNKS
 from hawk.jobs.states import Lease, State, Stoppable, settle
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
-from hawk.plan.source import retile_steps
-from hawk.plan.target import split, target_chunk
+from hawk.plan.repeat import SourcePlans, TargetPlans
+from hawk.plan.target import split
 from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from hawk.control.messages import PeerMessage
     from hawk.jobs.caches import CacheBook
@@ -59,7 +56,7 @@ if TYPE_CHECKING:
     from hawk.layouts import CompiledLayout
     from hawk.memory.arena import Arena, Range
     from hawk.observe.metrics import Metrics
-    from hawk.plan.types import Chunk
+    from hawk.plan.types import Chunk, RetileStep
     from hawk.retile.cpu import Retiler
     from hawk.transports.base import Grant, Transport
 
@@ -244,9 +241,19 @@ class ServeJob(Stoppable):
             lossy=target.codec.lossy and target.codec != source.codec,
         )
         self.send(self._accepted)
+        into = TargetPlans(target, blocks, selection)
+        out = SourcePlans(source, offer.blocks, offer.cache.placement, target, blocks)
+
+        def plan(chunk: Chunk) -> tuple[int, list[RetileStep]]:
+            planned = into.plan(chunk)
+            return planned.nbytes, out.plan(planned)
+
         for number, chunk in enumerate(chunks):
             await offer.until_layers(chunk.layer + chunk.layers)
-            await self._prepare(number, chunk, selection, target, blocks, offer, transport)
+            began = time.perf_counter()
+            nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
+            context.metrics.phase("plan", time.perf_counter() - began)
+            await self._prepare(number, chunk, nbytes, steps, offer, transport)
         self.state = State.PREPARED
         # The source has been read for the last time.
         await self._released.wait()
@@ -269,38 +276,31 @@ class ServeJob(Stoppable):
         self,
         number: int,
         chunk: Chunk,
-        selection: Selection,
-        target: CompiledLayout,
-        blocks: NDArray[np.int64],
+        nbytes: int,
+        steps: list[RetileStep],
         offer: OfferEntry,
         transport: Transport,
     ) -> None:
         context, fetch = self.context, self.fetch
-        began = time.perf_counter()
-        planned = await context.planner.call(target_chunk, target, blocks, selection, chunk)
-        steps = await context.planner.call(
-            retile_steps, offer.cache.layout, offer.blocks, offer.cache.placement, planned, blocks
-        )
-        context.metrics.phase("plan", time.perf_counter() - began)
-        while self._outstanding and self._outstanding + planned.nbytes > fetch.credit:
+        while self._outstanding and self._outstanding + nbytes > fetch.credit:
             self._room.clear()
             await self._room.wait()
         began = time.perf_counter()
-        await self.credit.take(planned.nbytes)
+        await self.credit.take(nbytes)
         try:
-            reserved = await context.arena.reserve(planned.nbytes, owner=fetch.job, timeout=fetch.deadline)
+            reserved = await context.arena.reserve(nbytes, owner=fetch.job, timeout=fetch.deadline)
         except BaseException:
-            self.credit.give(planned.nbytes)
+            self.credit.give(nbytes)
             raise
         self._held[number] = held = _Held(reserved)
-        self._outstanding += planned.nbytes
+        self._outstanding += nbytes
         context.metrics.phase("reserve", time.perf_counter() - began)
         began = time.perf_counter()
-        view = context.arena.region.array[reserved.offset : reserved.offset + planned.nbytes]
+        view = context.arena.region.array[reserved.offset : reserved.offset + nbytes]
         await context.retiler.run_steps(steps, [r.array for r in offer.cache.regions], view)
         took = time.perf_counter() - began
         context.metrics.phase("retile", took)
-        held.grant = transport.grant(reserved.offset, planned.nbytes)
+        held.grant = transport.grant(reserved.offset, nbytes)
         held.message = Prepared(
             job=fetch.job,
             chunk=number,
@@ -309,11 +309,11 @@ class ServeJob(Stoppable):
             block=chunk.block,
             blocks=chunk.blocks,
             offset=reserved.offset,
-            nbytes=planned.nbytes,
+            nbytes=nbytes,
             key=held.grant.key,
             retile=took,
         )
-        self.bytes_prepared += planned.nbytes
+        self.bytes_prepared += nbytes
         self.send(held.message)
 
     def _lease_ran_out(self) -> None:

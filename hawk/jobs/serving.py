@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 log = get_log("hawk.jobs.serving")
 
+LAST_WORDS = 0.5
+"""Seconds that answers get to leave a process that ends: a consumer must hear that it may keep its cache."""
+
 _REMEMBERED = 4096
 """Answers of ended jobs kept for frames that come again."""
 
@@ -205,4 +208,5 @@ class Serving:
             job.stop(Aborted("the prefill agent is stopping", by="the prefill agent"))
         for task in list(self._tasks.values()):
             await settle(task)
+        await self.server.read_by_all(LAST_WORDS)
         self.server.close()

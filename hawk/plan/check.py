@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument, Unmappable
+from hawk.plan.scales import check_scales, scale_selection
 from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def check(src: CompiledLayout, dst: CompiledLayout, selection: Selection | None 
                 got=f"{theirs} in the target {dst.name}",
                 expected=f"{ours} as in the source {src.name}",
             )
+    check_scales(src, dst)
+    if src.scale is not None and dst.scale is not None:
+        check(src.scale, dst.scale, None if selection is None else scale_selection(dst, selection))
     part = None if selection is None else program_part(src, dst, selection)
     for kv in range(src.shape.kvs):
         build_programs(src, dst, kv, part)
@@ -103,7 +107,7 @@ def check_placement(
 
     nbytes    size of each region that the placement may name
     """
-    expected = (layout.buffer_count, layout.channels)
+    expected = (len(layout.buffer_bytes), layout.channels)
     for name in ("region", "offset"):
         got = getattr(placement, name).shape
         if got != expected:
@@ -124,13 +128,14 @@ def check_placement(
             expected=f"0..{len(nbytes) - 1}",
         )
     size = np.asarray(nbytes, np.int64)[placement.region]
-    outside = (placement.offset < 0) | (placement.offset + layout.channel_bytes > size)
+    needed = np.asarray(layout.buffer_bytes, np.int64)[:, None]
+    outside = (placement.offset < 0) | (placement.offset + needed > size)
     if outside.any():
         i, c = (int(k[0]) for k in np.nonzero(outside))
         raise InvalidArgument(
             "the buffer reaches out of its region",
             field=f"{field}.offset[{i}, {c}]",
-            got=f"{layout.channel_bytes} bytes at {int(placement.offset[i, c])}",
+            got=f"{int(needed[i, 0])} bytes at {int(placement.offset[i, c])}",
             expected=f"within {int(size[i, c])} bytes",
             layout=layout.name,
         )

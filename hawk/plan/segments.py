@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import CompiledLayout
     from hawk.plan.types import Placement, PlaneRuns, TargetChunk
 
     I64 = NDArray[np.int64]
@@ -47,7 +45,7 @@ class _Rows(NamedTuple):
 def _buffers(target: TargetChunk, placement: Placement) -> I64:
     """Number of each plane's buffer, after checking that the placement is one of this layout."""
     layout = target.layout
-    expected = (layout.buffer_count, layout.channels)
+    expected = (len(layout.buffer_bytes), layout.channels)
     for name in ("region", "offset"):
         got = getattr(placement, name).shape
         if got != expected:
@@ -58,12 +56,7 @@ def _buffers(target: TargetChunk, placement: Placement) -> I64:
                 expected=f"shape {expected} (buffers, channels)",
                 layout=layout.name,
             )
-    return _buffer_numbers(layout, target.planes)
-
-
-@lru_cache(maxsize=256)
-def _buffer_numbers(layout: CompiledLayout, planes: tuple[tuple[int, int], ...]) -> I64:
-    return np.asarray([layout.buffer(layer, kv) for layer, kv in planes], np.int64)
+    return target.buffers
 
 
 def _rows(target: TargetChunk, placement: Placement, arena_offset: int = 0) -> _Rows:

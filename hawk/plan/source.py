@@ -12,6 +12,7 @@ from hawk.errors import InvalidArgument
 from hawk.plan.check import check_source, program_part
 from hawk.plan.pattern import fixed_terms, leads
 from hawk.plan.pieces import Where, bound
+from hawk.plan.scales import check_scales, parts, placements
 from hawk.plan.target import cut_of
 from hawk.plan.types import RetileStep
 from hawk.retile.build import build_programs
@@ -47,12 +48,12 @@ def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, ta
             got=int(src_blocks[bad[0]]),
             expected=f"0..{src.shape.blocks - 1}",
         )
-    if placement.region.shape != (src.buffer_count, src.channels):
+    if placement.region.shape != (len(src.buffer_bytes), src.channels):
         raise InvalidArgument(
             "the placement is not one of this layout",
             field="src_placement.region",
             got=f"shape {placement.region.shape}",
-            expected=f"shape {(src.buffer_count, src.channels)} (buffers, channels)",
+            expected=f"shape {(len(src.buffer_bytes), src.channels)} (buffers, channels)",
         )
 
 
@@ -131,11 +132,27 @@ def retile_steps(
 
     Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_programs` does.
     """
-    dst, selection = target.layout, target.selection
     src_blocks = np.ascontiguousarray(src_blocks, dtype=np.int64)
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
-    check_source(src, selection)
+    check_source(src, target.selection)
+    check_scales(src, target.layout)
+    steps: list[RetileStep] = []
+    tensors = zip(src.tensors, placements(src, src_placement), parts(target), strict=True)
+    for number, (layout, placement, chunk) in enumerate(tensors):
+        steps += _tensor_steps(layout, src_blocks, placement, chunk, dst_blocks, number)
+    return steps
+
+
+def _tensor_steps(
+    src: CompiledLayout,
+    src_blocks: I64,
+    src_placement: Placement,
+    target: TargetChunk,
+    dst_blocks: I64,
+    tensor: int,
+) -> list[RetileStep]:
+    dst, selection = target.layout, target.selection
     chunk = target.chunk
     lines = _lines(src, dst, selection, chunk.layer, chunk.layers)
     src_table = src_blocks.tobytes()
@@ -163,6 +180,7 @@ def retile_steps(
             src_region=tuple(region[i]),
             src_offset=tuple(offset[i]),
             dst_offset=tuple(base[line.plane]),
+            tensor=tensor,
         )
         for i, line in enumerate(lines.lines)
     ]

@@ -22,6 +22,7 @@ import numpy as np
 from hawk.errors import InvalidArgument, OutOfMemory
 from hawk.plan.check import check_selection, entries
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
+from hawk.plan.scales import join, scale_selection
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
     """
     cut, heads = cut_of(dst, selection, chunk), heads_moved(dst, selection)
     per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in dst.plane_kvs)
-    return chunk.layers * per_layer
+    beside = 0
+    if dst.scale is not None:
+        beside = chunk_bytes(dst.scale, scale_selection(dst, selection), chunk, align=align)
+    return chunk.layers * per_layer + beside
 
 
 def split(
@@ -280,6 +284,13 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     """
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     _check_chunk(dst, blocks, selection, chunk)
+    found = _tensor_chunk(dst, blocks, selection, chunk)
+    if dst.scale is None:
+        return found
+    return join(found, _tensor_chunk(dst.scale, blocks, scale_selection(dst, selection), chunk))
+
+
+def _tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
     table = blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
     cut, heads, frame = (
         cut_of(dst, selection, chunk),

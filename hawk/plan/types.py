@@ -13,6 +13,7 @@ pages, the plane of K holds both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -148,6 +149,7 @@ class TargetChunk:
     shift       what to add to `PlaneRuns.target` for this plane, bytes, the same in every channel, `int64[planes]`
                 (not 0 where layers or kvs of one buffer follow each other)
     nbytes      arena bytes of the chunk
+    scales      how many planes at the end are of `layout.scale`, see `hawk.plan.scales`
     """
 
     layout: CompiledLayout
@@ -159,14 +161,30 @@ class TargetChunk:
     base: I64
     shift: I64
     nbytes: int
+    scales: int = 0
+
+    @property
+    def buffers(self) -> I64:
+        """Row of each plane's buffer in a `Placement` of the cache, `int64[planes]`."""
+        return _buffers(self.layout, self.planes, self.scales)
 
     @property
     def channel_bytes(self) -> I64:
         """Arena bytes per channel, all planes together, `int64[channels]`."""
-        total = np.zeros(self.layout.channels, np.int64)
-        for k in self.kind:
-            total += self.runs[k].channel_bytes
-        return total
+        planes = np.bincount(np.asarray(self.kind), minlength=len(self.runs)).astype(np.int64)
+        return planes @ np.stack([r.channel_bytes for r in self.runs])
+
+
+@lru_cache(maxsize=256)
+def _buffers(layout: CompiledLayout, planes: tuple[tuple[int, int], ...], scales: int) -> I64:
+    n = len(planes) - scales
+    found = [layout.buffer(layer, kv) for layer, kv in planes[:n]]
+    if scales and layout.scale is not None:
+        first = 0 if layout.scale_inside else layout.buffer_count
+        found += [first + layout.scale.buffer(layer, kv) for layer, kv in planes[n:]]
+    numbers = np.asarray(found, np.int64)
+    numbers.flags.writeable = False
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +193,7 @@ class RetileStep:
 
     src_region, src_offset    region index and byte offset of the plane's buffer per source channel
     dst_offset                byte offset of the plane's part per target channel, from the chunk's first arena byte
+    tensor                    0 for elements, 1 for scales that lie beside them
     """
 
     layer: int
@@ -184,6 +203,7 @@ class RetileStep:
     src_region: tuple[int, ...]
     src_offset: tuple[int, ...]
     dst_offset: tuple[int, ...]
+    tensor: int = 0
 
 
 Mode = Literal["direct", "staged"]

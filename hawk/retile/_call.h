@@ -152,6 +152,9 @@ static void execute(struct call *c, int64_t begin, int64_t end, int flags)
         if (plain == PICK512(bf16_to_bfp8) || (plain == PICK(weave_run) && t->work.unit % 16 == 0))
             streamed = plain;
     }
+#else
+    (void)flags;
+    (void)fills_lines;
 #endif
     struct ahead ahead;
     look_ahead(&ahead, c);

@@ -132,6 +132,54 @@ done:
 #define SHORT (64 << 10)
 #define FAR 4
 
+#if defined(X86)
+#define PAGE 4096
+
+/* A long segment, four pages at a time. */
+static void copy_long(uint8_t *to, const uint8_t *from, size_t n)
+{
+    size_t head = (size_t)(-(uintptr_t)to & 63);
+    PICK(stream)(to, from, head, NULL);
+    to += head;
+    from += head;
+    n -= head;
+    for (; n >= 4 * PAGE; n -= 4 * PAGE, to += 4 * PAGE, from += 4 * PAGE) {
+        uint8_t *const tos[4] = {to, to + PAGE, to + 2 * PAGE, to + 3 * PAGE};
+        const uint8_t *const froms[4] = {from, from + PAGE, from + 2 * PAGE, from + 3 * PAGE};
+        /* At the end there is nothing behind: look at what has been read. */
+        const uint8_t *next = n >= 8 * PAGE ? from + 4 * PAGE : from;
+        const uint8_t *const ahead[4] = {next, next + PAGE, next + 2 * PAGE, next + 3 * PAGE};
+        PICK(stream4)(tos, froms, ahead, PAGE);
+    }
+    PICK(stream)(to, from, n, NULL);
+}
+
+/* Segments i to i + 3 at once, if they are alike and begin on lines; how many were copied, 4 or 0. */
+static int copy_four(const int64_t *bases, const int32_t *region, const int64_t *local, int64_t source, const int64_t *remote,
+                     const int64_t *nbytes, Py_ssize_t i, Py_ssize_t n)
+{
+    if (i + 4 > n || nbytes[i] % 64)
+        return 0;
+    uint8_t *tos[4];
+    const uint8_t *froms[4], *ahead[4];
+    for (int k = 0; k < 4; k++) {
+        if (nbytes[i + k] != nbytes[i])
+            return 0;
+        tos[k] = (uint8_t *)(uintptr_t)(bases[region[i + k]] + local[i + k]);
+        froms[k] = (const uint8_t *)(uintptr_t)(source + remote[i + k]);
+        if ((uintptr_t)tos[k] & 63)
+            return 0;
+        int more = i + k + 4 < n && nbytes[i + k + 4] >= nbytes[i];
+        ahead[k] = more ? (const uint8_t *)(uintptr_t)(source + remote[i + k + 4]) : froms[k];
+        /* The targets of the next but one four, one line each, so that their addresses are translated in time. */
+        if (i + k + 8 < n)
+            __builtin_prefetch((const uint8_t *)(uintptr_t)(bases[region[i + k + 8]] + local[i + k + 8]), 0, 2);
+    }
+    PICK(stream4)(tos, froms, ahead, (size_t)nbytes[i]);
+    return 4;
+}
+#endif
+
 static void copy_all(const int64_t *bases, const int32_t *region, const int64_t *local, int64_t source, const int64_t *remote,
                      const int64_t *nbytes, Py_ssize_t n)
 {
@@ -143,6 +191,15 @@ static void copy_all(const int64_t *bases, const int32_t *region, const int64_t 
         const uint8_t *from = (const uint8_t *)(uintptr_t)(source + remote[i]);
 #if defined(X86)
         if (total >= LARGE && nbytes[i] >= 256) {
+            if (nbytes[i] > SHORT) {
+                copy_long(to, from, (size_t)nbytes[i]);
+                continue;
+            }
+            int four = copy_four(bases, region, local, source, remote, nbytes, i, n);
+            if (four) {
+                i += four - 1;
+                continue;
+            }
             const uint8_t *ahead = NULL;
             if (nbytes[i] <= SHORT && i + 2 < n)
                 ahead = (const uint8_t *)(uintptr_t)(source + remote[i + 2]);

@@ -244,7 +244,7 @@ class _Call:
 
 def _core_for(program: Program) -> native.Core:
     """The core in use, or numpy where the C core does not know a codec."""
-    known = program.src_codec.name in CODEC_NUMBERS and program.dst_codec.name in CODEC_NUMBERS
+    known = all(c.name in CODEC_NUMBERS and c.factor == 1.0 for c in (program.src_codec, program.dst_codec))
     return native.core_name() if known else "numpy"
 
 

@@ -143,7 +143,7 @@ class _Batch:
 
     def move(self, src: U8 | None, dst: U8) -> None:
         """Read from the source channel (None: only zeros are due), convert, write to the target channel."""
-        codec, same = self.program.dst_codec, self.program.src_codec.name == self.program.dst_codec.name
+        codec, same = self.program.dst_codec, self.program.src_codec == self.program.dst_codec
         if same and codec.group == 1:
             self._put(dst, self.dst_page, codec.bits // 8, self._elements(src))
             return

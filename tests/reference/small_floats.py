@@ -23,7 +23,9 @@ def magnitudes(name: str) -> np.ndarray:
     for exponent in range(2**exponent_bits):
         for mantissa in range(2**mantissa_bits):
             fraction = mantissa / 2**mantissa_bits
-            value = fraction * 2.0 ** (1 - bias) if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - bias)
+            value = (
+                fraction * 2.0 ** (1 - bias) if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - bias)
+            )
             if value <= largest:
                 found.append(value)
     return np.array(found)

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hawk.errors import AccessDenied, PeerUnreachable
+from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
 from hawk.transports._grants import KEY_BYTES
 from hawk.transports._lanes import Lane, Lanes, Work
@@ -72,7 +73,7 @@ class ShmLane(Lane):
         sock.connect(self.peer)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.sendall(_wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.VERSION, self._token))
-        message, fds, _, _ = socket.recv_fds(sock, _wire.LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+        message, fds = recv_fds(sock, _wire.LARGEST, 4)
         try:
             if len(message) != _wire.MAPPING.size:
                 raise PeerUnreachable("whoever listens there turned us away", peer=self.peer)

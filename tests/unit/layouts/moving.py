@@ -32,8 +32,8 @@ def buffers_of(layout: CompiledLayout, values: np.ndarray) -> list[list[np.ndarr
 
 def placement(layout: CompiledLayout) -> Placement:
     """Every channel of every buffer a region of its own."""
-    count = layout.buffer_count * layout.channels
-    region = np.arange(count, dtype=np.int32).reshape(layout.buffer_count, layout.channels)
+    buffers = len(layout.buffer_bytes)
+    region = np.arange(buffers * layout.channels, dtype=np.int32).reshape(buffers, layout.channels)
     return Placement(region, np.zeros(region.shape, np.int64))
 
 
@@ -64,10 +64,7 @@ def move(
         ins = [regions[r][o:] for r, o in zip(step.src_region, step.src_offset, strict=True)]
         with native.using(core):
             cpu.run(step.program, step.pieces, ins, [arena[o:] for o in step.dst_offset])
-    out = [
-        [np.full(dst.channel_bytes, fill, np.uint8) for _ in range(dst.channels)]
-        for _ in range(dst.buffer_count)
-    ]
+    out = [[np.full(size, fill, np.uint8) for _ in range(dst.channels)] for size in dst.buffer_bytes]
     flat = [channel for buffer in out for channel in buffer]
     rows = direct(target, placement(dst), 0)
     for region, local, remote, nbytes in zip(rows.region, rows.local, rows.remote, rows.nbytes, strict=True):

@@ -33,6 +33,11 @@ order = "kv block | head slot dim/R dim%R"
 """
 
 SHAPE = CacheShape(layers=2, heads=2, dim=32, block_size=4, blocks=3)
+OF_ITS_OWN = {
+    "mla/interleaved": CacheShape(layers=2, heads=1, dim=576, block_size=4, blocks=3, kvs=1),
+    "tenstorrent/kv-sharded": CacheShape(layers=2, heads=2, dim=128, block_size=64, blocks=3),
+}
+"""Shapes for layouts that do not hold every one."""
 
 
 def plugged(monkeypatch: pytest.MonkeyPatch, **entries: str) -> None:
@@ -54,7 +59,8 @@ plug_number = 5
 
 
 def test_the_shipped_layouts():
-    assert names() == ["contiguous/bhsd", "tenstorrent/kv", "tenstorrent/kv-hf", "vllm/hnd", "vllm/nhd"]
+    assert names() == sorted(names())
+    assert {"contiguous/bhsd", "tenstorrent/kv", "vllm/nhd"} < set(names())
     for name in names():
         layout = load(name)
         assert (layout.name, layout.origin) == (name, name.replace("/", "-") + ".toml")
@@ -68,7 +74,8 @@ def test_a_layout_travels_as_its_text(name):
     again = Layout.from_toml(layout.to_toml(), "peer d0")
     assert again == layout
     assert again.origin == "peer d0"
-    assert again.compile(SHAPE) == layout.compile(SHAPE)
+    shape = OF_ITS_OWN.get(name, SHAPE)
+    assert again.compile(shape) == layout.compile(shape)
 
 
 def test_a_file_works_like_a_shipped_layout(tmp_path):
@@ -99,7 +106,7 @@ def test_a_file_that_is_no_layout(tmp_path, raw, words):
 
 
 def test_an_unknown_name_is_told_the_nearest():
-    with pytest.raises(LayoutError, match=r"one of contiguous/bhsd.*Did you mean 'vllm/nhd'\?"):
+    with pytest.raises(LayoutError, match=r"one of ascend/nz.*Did you mean 'vllm/nhd'\?"):
         load("vllm/ndh")
 
 
@@ -208,7 +215,7 @@ def test_the_examples_of_the_documentation_hold():
 
 @pytest.mark.parametrize("name", names())
 def test_a_drawing_tells_the_truth(name):
-    shape = CacheShape(layers=2, heads=2, dim=128, block_size=40, blocks=3)
+    shape = OF_ITS_OWN.get(name, CacheShape(layers=2, heads=2, dim=128, block_size=40, blocks=3))
     layout = load(name)
     text = describe(layout, shape)
     compiled = layout.compile(shape)
@@ -226,7 +233,7 @@ def test_a_drawing_tells_the_truth(name):
     for piece, first in zip(compiled.pieces, tables, strict=True):
         dims = [int(word) for word in lines[first].split()[3:]]
         assert dims[0] == 0
-        assert dims[-1] == 127
+        assert dims[-1] == shape.dim - 1
         for line in lines[first + 1 : first + 3]:
             slot, *cells = line.split()
             for dim, cell in zip(dims, cells, strict=True):

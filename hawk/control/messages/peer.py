@@ -1,0 +1,153 @@
+"""Messages between agents: `PeerMessage`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from hawk.control.messages.common import (
+    Blocks,
+    CacheDescr,
+    Count,
+    Endpoints,
+    JobId,
+    Key,
+    Name,
+    Note,
+    RequestId,
+    Seconds,
+    Wire,
+)
+
+
+class Hello(Struct, tag="hello", frozen=True):
+    """First word of the connecting side; answered by `Welcome`."""
+
+    name: Name
+    role: Name
+    software: Annotated[str, Meta(max_length=64)]
+    endpoints: Endpoints
+
+
+class Welcome(Struct, tag="welcome", frozen=True):
+    """The answer to `Hello`: who this is and how its memory can be read."""
+
+    name: Name
+    role: Name
+    software: Annotated[str, Meta(max_length=64)]
+    endpoints: Endpoints
+
+
+class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
+    """D asks P for a request's cache.  Repeated with the same job id it names the same reservation.
+
+    first, tokens    token positions wanted; `tokens` 0 means all that are offered from `first` on
+    chunk, credit    largest chunk, and most bytes prepared but not yet consumed, in bytes
+    deadline         seconds from arrival after which D no longer wants it
+    wait             hold the request if nothing is offered yet, until the deadline
+    """
+
+    job: JobId
+    request: RequestId
+    claim: Annotated[str, Meta(max_length=32)]
+    target: CacheDescr
+    blocks: Blocks
+    first: Count
+    tokens: Count
+    transport: Name
+    chunk: Count
+    credit: Count
+    deadline: Seconds
+    wait: bool = False
+
+
+class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
+    """P has claimed the offer for this job.  `lease` counts from when D sent what this answers."""
+
+    job: JobId
+    first: Count
+    tokens: Count
+    chunks: Count
+    lease: Seconds
+    note: Note
+    lossy: bool = False
+
+
+class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):
+    """A chunk lies in P's arena, retiled, and may be read under `key`."""
+
+    job: JobId
+    chunk: Count
+    layer: Count
+    layers: Count
+    block: Count
+    blocks: Count
+    offset: Count
+    nbytes: Count
+    key: Key
+    retile: Seconds = 0.0
+
+
+class Consumed(Struct, tag="consumed", frozen=True):
+    """D has read the chunk; P may reuse its range."""
+
+    job: JobId
+    chunk: Count
+
+
+class Poll(Struct, tag="poll", frozen=True):
+    """D is alive and renews the lease; P answers `Alive` and repeats what D lacks."""
+
+    job: JobId
+    seq: Count
+    consumed: Annotated[list[Count], Meta(max_length=65_536)]
+
+
+class Alive(Struct, tag="alive", frozen=True):
+    """The lease was renewed on receipt of `Poll` number `seq`."""
+
+    job: JobId
+    seq: Count
+
+
+class Release(Struct, tag="release", frozen=True):
+    """D has all bytes; did the lease hold?"""
+
+    job: JobId
+
+
+class Released(Struct, tag="released", frozen=True):
+    """The lease held until `Release` arrived; P has forgotten the ranges."""
+
+    job: JobId
+
+
+class Abort(Struct, tag="abort", frozen=True):
+    """D no longer wants the job and reads no more of it; answered by `Ended`."""
+
+    job: JobId
+    error: Wire
+
+
+class Ended(Struct, tag="ended", frozen=True):
+    """P has ended the job, and why; every range of it is closed to D."""
+
+    job: JobId
+    error: Wire
+
+
+PeerMessage = (
+    Hello
+    | Welcome
+    | Fetch
+    | Accepted
+    | Prepared
+    | Consumed
+    | Poll
+    | Alive
+    | Release
+    | Released
+    | Abort
+    | Ended
+)

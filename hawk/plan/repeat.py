@@ -1,0 +1,103 @@
+"""Plans of one job's chunks, of which most differ in nothing but the layer.
+
+Where every layer has base addresses of its own, on both sides, all chunks of as many layers and the same table
+entries have the same runs and the same pieces; only the buffers differ.  So a job plans each shape of chunk once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hawk.plan.scales import placements
+from hawk.plan.source import retile_steps
+from hawk.plan.target import target_chunk
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hawk.layouts.compiled import CompiledLayout
+    from hawk.plan.types import Chunk, Placement, RetileStep, Selection, TargetChunk
+
+    I64 = NDArray[np.int64]
+
+_SHAPES = 64
+"""Shapes of chunks remembered; a job has a handful."""
+
+
+_FEW = 4096
+"""Runs of a chunk up to which handing it to a thread costs more than planning it."""
+
+
+def _shape(chunk: Chunk) -> tuple[int, int, int]:
+    return chunk.block, chunk.blocks, chunk.layers
+
+
+class TargetPlans:
+    """`target_chunk` for the chunks of one job; see there for the arguments and what is raised."""
+
+    def __init__(self, dst: CompiledLayout, blocks: I64, selection: Selection) -> None:
+        self._dst = dst
+        self._blocks = blocks
+        self._selection = selection
+        self._alike = "layer" in dst.buffers
+        self._known: dict[tuple[int, int, int], TargetChunk] = {}
+
+    def quick(self, chunk: Chunk) -> bool:
+        """Whether planning this chunk, and what is derived from its runs, takes well under a millisecond."""
+        known = self._known.get(_shape(chunk)) if self._alike else None
+        return known is not None and sum(len(known.runs[kind].nbytes) for kind in known.kind) < _FEW
+
+    def plan(self, chunk: Chunk) -> TargetChunk:
+        """The target's side of `chunk`."""
+        shape = _shape(chunk)
+        known = self._known.get(shape) if self._alike else None
+        last = self._selection.layer + self._selection.layers
+        if known is None or chunk.layer < self._selection.layer or chunk.layer + chunk.layers > last:
+            planned = target_chunk(self._dst, self._blocks, self._selection, chunk)
+            if len(self._known) < _SHAPES:
+                self._known[shape] = planned
+            return planned
+        up = chunk.layer - known.chunk.layer
+        return replace(known, chunk=chunk, planes=tuple((layer + up, kv) for layer, kv in known.planes))
+
+
+class SourcePlans:
+    """`retile_steps` for the chunks of one job; see there for the arguments and what is raised."""
+
+    def __init__(
+        self, src: CompiledLayout, src_blocks: I64, placement: Placement, dst: CompiledLayout, dst_blocks: I64
+    ) -> None:
+        self._src = src
+        self._src_blocks = src_blocks
+        self._placement = placement
+        self._dst_blocks = dst_blocks
+        self._alike = "layer" in src.buffers and "layer" in dst.buffers
+        # By `RetileStep.tensor`: elements, and scales where there are some.
+        self._tensors = list(zip(src.tensors, placements(src, placement), strict=False))
+        self._known: dict[tuple[int, int, int], tuple[int, list[RetileStep]]] = {}
+
+    def plan(self, target: TargetChunk) -> list[RetileStep]:
+        """The steps that fill the arena of `target`."""
+        chunk, shape = target.chunk, _shape(target.chunk)
+        known = self._known.get(shape) if self._alike else None
+        if known is None:
+            steps = retile_steps(self._src, self._src_blocks, self._placement, target, self._dst_blocks)
+            if len(self._known) < _SHAPES:
+                self._known[shape] = (chunk.layer, steps)
+            return steps
+        first, steps = known
+        return [self._moved(step, chunk.layer - first) for step in steps]
+
+    def _moved(self, step: RetileStep, up: int) -> RetileStep:
+        layer = step.layer + up
+        tensor, placement = self._tensors[step.tensor]
+        here, there = tensor.buffer(step.layer, step.kv), tensor.buffer(layer, step.kv)
+        lift = placement.offset[there] - placement.offset[here]
+        return replace(
+            step,
+            layer=layer,
+            src_region=tuple(placement.region[there].tolist()),
+            src_offset=tuple((a + b) for a, b in zip(step.src_offset, lift.tolist(), strict=True)),
+        )

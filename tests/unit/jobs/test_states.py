@@ -1,0 +1,125 @@
+"""Leases, stoppable bodies, and waits that a cancellation does not cut short."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hawk.errors import Aborted, HawkError, InternalError
+from hawk.jobs.states import Lease, Stoppable, settle
+
+
+async def test_a_lease_ends_once_and_not_before_its_time() -> None:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[float] = loop.create_future()
+    lease = Lease(0.05, lambda: ended.set_result(loop.time()))
+    began = loop.time()
+    assert await asyncio.wait_for(ended, 10) >= began + 0.05 - 0.001
+    assert not lease.renew()
+    assert lease.remaining <= 0
+
+
+async def test_a_renewed_lease_counts_from_when_it_was_meant_to() -> None:
+    loop = asyncio.get_running_loop()
+    lease = Lease(10, lambda: None)
+    assert lease.renew(since=loop.time() + 5)
+    assert 14 < lease.remaining <= 15
+    assert lease.renew(since=loop.time() - 100)  # never shorter than it was
+    assert lease.remaining > 14
+    lease.end()
+    assert not lease.renew()
+
+
+async def test_a_lease_that_began_too_long_ago_is_over_at_once() -> None:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    lease = Lease(1, lambda: ended.set_result(None), since=loop.time() - 2)
+    assert not lease.renew()
+    await asyncio.wait_for(ended, 10)
+
+
+async def test_an_ended_lease_says_nothing() -> None:
+    lease = Lease(0.01, lambda: pytest.fail("it was ended"))
+    lease.end()
+    lease.end()
+    await asyncio.sleep(0.03)
+
+
+class Held:
+    """A body that holds something until it is let go, as one does that waits for a thread."""
+
+    def __init__(self) -> None:
+        self.began, self.free, self.over = asyncio.Event(), asyncio.Event(), False
+
+    async def body(self) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.free.wait()
+            self.over = True
+
+
+async def test_stop_waits_for_the_body() -> None:
+    held, job = Held(), Stoppable()
+    task = asyncio.get_running_loop().create_task(job.supervise(held.body()))
+    await held.began.wait()
+    job.stop(Aborted("first"))
+    job.stop(Aborted("second"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    held.free.set()
+    with pytest.raises(Aborted, match="first"):
+        await task
+    assert held.over
+
+
+async def test_a_cancellation_waits_for_the_body_however_often_it_comes() -> None:
+    held, job = Held(), Stoppable()
+    task = asyncio.get_running_loop().create_task(job.supervise(held.body()))
+    await held.began.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+    held.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert held.over
+
+
+async def test_what_was_stopped_before_it_began_never_begins() -> None:
+    held, job = Held(), Stoppable()
+    job.stop(Aborted("too early"))
+    with pytest.raises(Aborted, match="too early"):
+        await job.supervise(held.body())
+    assert not held.began.is_set()
+
+
+async def test_the_bodys_own_error_and_its_success() -> None:
+    async def fails() -> None:
+        raise InternalError("own")
+
+    async def succeeds() -> None:
+        return
+
+    with pytest.raises(InternalError, match="own"):
+        await Stoppable().supervise(fails())
+    done = Stoppable()
+    await done.supervise(succeeds())
+    done.stop(HawkError("late"))  # changes nothing
+
+
+async def test_settle_passes_cancellations_on_at_the_end() -> None:
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task = asyncio.get_running_loop().create_task(settle(end))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    end.set_exception(HawkError("the task's own"))
+    with pytest.raises(asyncio.CancelledError):
+        await task
