@@ -257,7 +257,7 @@ class CompiledLayout:
 
     @property
     def tensors(self) -> tuple[CompiledLayout, ...]:
-        """This, and the tensor of its scales where it has one."""
+        """The layout itself, and that of its scales where it has some."""
         return (self,) if self.scale is None else (self, self.scale)
 
     @property

@@ -4,6 +4,7 @@ import contextlib
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from hawk.errors import LayoutError
 from hawk.layouts import CacheShape, Layout, library, load, names
+from hawk.layouts.codecs import CODECS
 from hawk.layouts.describe import describe
 from hawk.layouts.layout import MAX_TEXT
 
@@ -198,19 +200,51 @@ def test_a_damaged_declaration_is_read_or_refused(data):
         Layout.from_toml(damaged).compile(SHAPE)
 
 
-def test_the_examples_of_the_documentation_hold():
-    page = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="utf-8")
-    text, rotary = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+PAGE = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):
+    """The newcomer's file and test are run as they stand, and the test fails once the file is wrong."""
+    text, rotary, sharded, scale = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     shape = CacheShape(layers=2, heads=4, dim=128, block_size=64, blocks=4)
     assert Layout.from_toml(text).compile(shape).pages == 4 * 4 * 8
+    wrong = "slot/8 dim/128 | slot%8/2 dim%64 slot%2"
     with pytest.raises(LayoutError) as caught:
-        Layout.from_toml(text.replace("dim%128", "dim%64")).compile(shape)
-    assert str(caught.value) in page
-    whole = 'name = "t"\ncodec = "bf16"\nbuffers = "layer kv"\n' + rotary
-    keys = Layout.from_toml(whole).compile(
+        Layout.from_toml(text.replace("slot/8 dim/128 | slot%8/2 dim%128 slot%2", wrong)).compile(shape)
+    assert str(caught.value) in PAGE
+    monkeypatch.chdir(tmp_path)
+    tests: dict[str, Any] = {}
+    exec(compile(code, "test_acme.py", "exec"), tests)
+    for content, right in (
+        (text, True),
+        (text.replace("slot%8/2 dim%128 slot%2", "slot%8/2 slot%2 dim%128"), False),
+    ):
+        assert right or content != text
+        (tmp_path / "acme.toml").write_text(content)
+        if right:
+            tests["test_acme"]()
+        else:
+            with pytest.raises(AssertionError):
+                tests["test_acme"]()
+    head = 'name = "t"\ncodec = "int8"\nbuffers = "layer kv"\n'
+    keys = Layout.from_toml(head + rotary).compile(
         CacheShape(layers=2, heads=4, dim=128, block_size=64, blocks=4, kvs=1)
     )
     assert keys.pieces[0] == load("tenstorrent/kv").compile(shape).pieces[0]
+    order = '[[piece]]\norder = "block head slot/32 dim/32 | slot%32 dim%32"\n'
+    assert Layout.from_toml(head + sharded + order).compile(shape).banks == (4, 5, 6, 7)
+    rows = '[[piece]]\norder = "block | slot head dim"\n'
+    beside = Layout.from_toml(head + scale + rows).compile(shape).scale
+    assert beside is not None
+    assert beside.shape.dim == 4
+
+
+def test_the_documentation_names_every_layout_and_codec():
+    for name in names():
+        assert f"| `{name}` | {load(name).summary} |" in PAGE
+    for codec in CODECS:
+        assert f"| `{codec}`" in PAGE
 
 
 @pytest.mark.parametrize("name", names())

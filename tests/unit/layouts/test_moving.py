@@ -120,3 +120,34 @@ def test_positions_of_shards_are_those_of_the_banks():
         _, channel, at, _ = compiled.locate(0, 0, head, block, slot, 40)
         assert channel == block // 2
         assert at == (((block % 2 * 2 + head) * 2 + slot // 32) * 2 + 1) * 2048
+
+
+@pytest.mark.parametrize("core", moving.CORES)
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 64, 96])
+@pytest.mark.parametrize(
+    "name", ["tenstorrent/kv", "tenstorrent/kv-sharded", "vllm/lbnhc", "ascend/nz", "tpu/vllm"]
+)
+def test_prompts_around_block_boundaries(name, tokens, core):
+    """The last block's rows behind the prompt are zero, whatever lay there; a block more is left alone."""
+    shape = CacheShape(layers=1, heads=2, dim=64, block_size=32, blocks=4)
+    a, b = load("vllm/nhd").compile(shape), load(name).compile(shape, codec="bf16")
+    bits = words(shape)
+    source = moving.buffers_of(a, bits)
+    blocks = np.arange(4), np.array([2, 0, 3, 1])
+    used = -(-tokens // 32)
+    values = np.zeros_like(bits)
+    for i in range(used):
+        values[:, :, blocks[1][i]] = bits[:, :, i]
+        values[:, :, blocks[1][i], :, max(0, min(32, tokens - 32 * i)) :] = 0
+    touched = np.zeros_like(bits)
+    touched[:, :, blocks[1][:used]] = 0x3F800000  # 1.0: no byte of it is that of 0 all through
+    mine, others = moving.buffers_of(b, touched), moving.buffers_of(b, touched ^ np.uint32(0x3F800000))
+    filled = [
+        moving.move(a, b, source, core, blocks=blocks, tokens=tokens, fill=fill) for fill in (0xA5, 0x00)
+    ]
+    assert moving.equal(filled[1], moving.buffers_of(b, values))
+    # What does not depend on the filling is what was written: whole blocks, neither more nor less.
+    for columns in zip(filled[0], filled[1], mine, others, strict=True):
+        for x, y, ours, theirs in zip(*columns, strict=True):
+            assert (x == y)[ours != 0].all()
+            assert not (x == y)[theirs != 0].any()
