@@ -86,6 +86,16 @@ def _lines(src: CompiledLayout, dst: CompiledLayout, selection: Selection, first
     programs = [build_programs(src, dst, kv, part) for kv in range(dst.shape.kvs)]
     src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]
     dst_fixed = [fixed_terms(dst, kv) for kv in range(dst.shape.kvs)]
+    src_layer = [selection.source_layer(layer) for layer in range(first, first + layers)]
+    facts = [
+        (src.piece(kv).kvs[0], dst.piece(kv).kvs[0], src.first_position(kv), dst.first_position(kv))
+        for kv in range(dst.shape.kvs)
+    ]
+    terms = [
+        [(int(a), int(b)) for a, b in zip(src_fixed[kv][src_layer], dst_fixed[kv][first:], strict=False)]
+        for kv in range(dst.shape.kvs)
+    ]
+    leading, both = leads(dst), range(dst.shape.kvs) if dst.shares_pages else None
     found: list[_Line] = []
     alike: dict[object, int] = {}
     known: list[tuple[int, int, int, tuple[int, int]]] = []
@@ -93,23 +103,16 @@ def _lines(src: CompiledLayout, dst: CompiledLayout, selection: Selection, first
     planes = product(range(first, first + layers), dst.plane_kvs)
     for plane, (layer, plane_kv) in enumerate(planes):
         # Where K and V share pages, the plane of K takes the passes of both.
-        for kv in range(dst.shape.kvs) if dst.shares_pages else (plane_kv,):
-            src_layer = selection.source_layer(layer)
-            src_term, dst_term = int(src_fixed[kv][src_layer]), int(dst_fixed[kv][layer])
+        for kv in both or (plane_kv,):
+            src_term, dst_term = terms[kv][layer - first]
             residues = src_term % src.channels, dst_term % dst.channels
-            pieces = (
-                src.piece(kv).kvs[0],
-                dst.piece(kv).kvs[0],
-                src.first_position(kv),
-                dst.first_position(kv),
-            )
             for number, program in enumerate(programs[kv]):
-                key = number, residues, pieces
+                key = number, residues, facts[kv]
                 if key not in alike:
                     alike[key] = len(known)
-                    known.append((kv, number, leads(dst)[plane_kv], residues))
+                    known.append((kv, number, leading[plane_kv], residues))
                 found.append(_Line(plane, layer, kv, program, alike[key]))
-                buffer.append(src.buffer(src_layer, kv))
+                buffer.append(src.buffer(src_layer[layer - first], kv))
                 lift.append(src_term // src.channels * src.page_stride)
     return _Lines(tuple(found), tuple(known), np.asarray(buffer, np.int64), np.asarray(lift, np.int64))
 
