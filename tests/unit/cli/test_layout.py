@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from click.testing import CliRunner
 from hawk.cli.layout import layout
 from hawk.errors import HawkError, InvalidArgument
 from hawk.models import from_config, load_model, model_names
+
+ROOT = Path(__file__).resolve().parents[3]
 
 ACME = """
 name = "acme/tiles"
@@ -96,6 +100,20 @@ def test_explain_refuses():
     )
     done = hawk(*base, "--model", "llama-3.1-8b", "--tokens", 10, "--first", 10, fails=True)
     assert isinstance(done.exception, InvalidArgument)
+
+
+def test_the_page_about_planning_runs_as_it_stands():
+    page = (ROOT / "docs" / "planning.md").read_text()
+    shown = page.split("    $ hawk layout ")[1].split("\n\nTransfers")[0].splitlines()
+    told = hawk(*shown[0].split()).splitlines()
+    for line, real in zip(shown[1:], told, strict=True):
+        start, _, end = line.strip().partition("...")
+        assert real.strip().startswith(start)
+        assert real.strip().endswith(end)
+    space = {"array": np.zeros((2, 2, 8, 16, 2, 64), np.uint16)}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "docs/planning.md", "exec"), space)
+    assert space["tiles"].dtype == np.uint8
 
 
 # -- models ----------------------------------------------------------------------------------------------

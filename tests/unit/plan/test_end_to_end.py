@@ -209,7 +209,7 @@ def head_parts(draw):
     return heads, (src_heads, 4, picked, head, count, source_head)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_some_heads_and_other_layers(data):
     """Only the named heads of the target change, byte by byte, and only they are read."""
