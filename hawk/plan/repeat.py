@@ -88,12 +88,12 @@ class SourcePlans:
                 self._known[shape] = (chunk.layer, steps)
             return steps
         first, steps = known
-        return [self._moved(step, chunk.layer - first) for step in steps]
+        return [self._moved(step, chunk.layer - first, target.selection) for step in steps]
 
-    def _moved(self, step: RetileStep, up: int) -> RetileStep:
+    def _moved(self, step: RetileStep, up: int, selection: Selection) -> RetileStep:
         layer = step.layer + up
         tensor, placement = self._tensors[step.tensor]
-        here, there = tensor.buffer(step.layer, step.kv), tensor.buffer(layer, step.kv)
+        here, there = (tensor.buffer(selection.source_layer(n), step.kv) for n in (step.layer, layer))
         lift = placement.offset[there] - placement.offset[here]
         return replace(
             step,
