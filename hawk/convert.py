@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument
+from hawk.errors import InvalidArgument, Unmappable
 from hawk.layouts import CacheShape, Layout, load
 from hawk.plan.check import check, entries
 from hawk.plan.segments import direct
@@ -206,7 +206,15 @@ def convert(
                 got=f"{room} tokens",
                 expected=f"{selection.token + selection.tokens} or more",
             )
-    check(src, dst, selection)
+    try:
+        check(src, dst, selection)
+    except Unmappable as refused:
+        # Elements that are to share an exponent lie in different pages of the source: through rows they meet.
+        if refused.field != "codec.group" or src.codec.name == "fp32" or src.scale is not None:
+            raise
+        rows = load("contiguous/bhsd").compile(src.shape, codec="fp32")
+        check(rows, dst, selection)
+        return convert(convert(array, src, rows), rows, dst, selection=selection, out=out, threads=threads)
     result = empty(dst) if out is None else out
     if not result.flags.writeable:
         raise InvalidArgument("the target must be writable", field="out", got="a read-only array")

@@ -8,6 +8,7 @@ import pytest
 from hawk import convert as c
 from hawk.errors import InvalidArgument, LayoutError, Unmappable
 from hawk.layouts import load
+from hawk.plan.check import check
 from hawk.plan.types import Selection
 from hawk.retile import native
 
@@ -95,6 +96,21 @@ def test_codecs_follow_the_dtype():
     out = c.convert(x, src, dst, out=c.empty(dst, load("vllm/nhd")))
     assert out.dtype == np.float32
     np.testing.assert_array_equal(out, x.astype(np.float32))
+
+
+@pytest.mark.parametrize("codec", ["bfp8_b", "bfp4_b"])
+def test_groups_that_lie_in_different_pages_meet_in_rows(codec):
+    array = halves(1, 2, 2, 32, 2, 64)
+    rows = c.compile_for(array, "vllm/nhd")
+    plain = c.retarget(rows, "tenstorrent/kv-hf", codec=codec, channels=7)
+    woven = c.retarget(rows, "tenstorrent/kv", codec=codec, channels=8)
+    with pytest.raises(Unmappable, match=r"codec\.group"):
+        check(plain, woven)
+    tiles = c.convert(array, rows, plain)
+    # What the plain tiles hold, grouped anew: the same as through rows by hand.
+    wide = c.retarget(rows, "vllm/nhd", codec="fp32")
+    want = c.convert(c.convert(tiles, plain, wide), wide, woven)
+    np.testing.assert_array_equal(c.convert(tiles, plain, woven), want)
 
 
 def test_what_does_not_fit_is_refused():
