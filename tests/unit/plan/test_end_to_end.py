@@ -42,6 +42,9 @@ TARGETS = {
     "padded-pages": s.declare(
         "pp", "block slot/32 slot%32/8 | slot%8 head dim", buffers="layer kv", align=64
     ),
+    "k-and-v-apart": s.declare(
+        "kva", "block head slot/8 | slot%8 dim", "block slot/8 head | slot%8 dim", buffers="layer kv"
+    ),
     "tokens-are-pages": s.declare("tp", "slot block | head dim", buffers="layer kv", align=64),
 }
 
