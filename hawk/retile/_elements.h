@@ -11,11 +11,12 @@
 #define MAX_LOOPS 16
 #define GROUP 16
 
-enum { BF16, FP16, FP32, BFP8, BFP4, CODECS };
+/* From BFP8 on groups share an exponent; from E4M3 to INT8 an element has eight bits. */
+enum { BF16, FP16, FP32, E4M3, E5M2, INT8, BFP8, BFP4, CODECS };
 enum { SRC_CHANNEL, SRC_PAGE, SRC_START, DST_CHANNEL, DST_PAGE, DST_START, LO, HI, COLS, COLUMNS };
 enum { CHECK_ONLY = 1, STREAM = 2 };
 
-static const int BITS[CODECS] = {16, 16, 32, 8, 4};
+static const int BITS[CODECS] = {16, 16, 32, 8, 8, 8, 8, 4};
 
 struct loop {
     int64_t ext, src, dst, row, col;

@@ -1,5 +1,5 @@
 /* A nest of loops with a unit that a kernel handles: built from the program, and walked over a piece. */
-#include "_elements.h"
+#include "_small.h"
 
 /* A nest whose innermost loops are a unit, the next one `rows`, and the rest `outer`. */
 struct nest {
@@ -60,6 +60,9 @@ static uint32_t load_one(const struct work *w, int64_t s)
     case BF16: return (uint32_t)get16(w->src + s * 2) << 16;
     case FP16: return from_fp16(get16(w->src + s * 2));
     case FP32: return get32(w->src + s * 4);
+    case E4M3:
+    case E5M2:
+    case INT8: return small_fp32[w->src_codec - E4M3][w->src[s]];
     case BFP8: return decode_one(8, w->src[s / GROUP], w->src[w->src_header + s]);
     default: return decode_one(4, w->src[s / GROUP], w->src[w->src_header + s / 2] >> (s & 1) * 4 & 15);
     }
@@ -70,7 +73,8 @@ static void store_one(const struct work *w, int64_t d, uint32_t x)
     switch (w->dst_codec) {
     case BF16: put16(w->dst + d * 2, (uint16_t)to_bf16(x)); break;
     case FP16: put16(w->dst + d * 2, (uint16_t)to_fp16(x)); break;
-    default: put32(w->dst + d * 4, x); break;
+    case FP32: put32(w->dst + d * 4, x); break;
+    default: w->dst[d] = to_small(w->dst_codec, x); break;
     }
 }
 
@@ -96,7 +100,7 @@ static void group(const struct work *w, int64_t s, int64_t d, int64_t cols)
     encode_baseline(x, bits, w->dst + w->dst_header + d * bits / 8, w->dst + d / GROUP);
 }
 
-/* Grouped to grouped.  Whole groups that both sides form alike keep their bytes: another packer may have rounded
+/* Grouped, or of eight bits, to grouped.  Whole groups that both sides form alike keep their bytes: another packer may have rounded
  * otherwise. */
 static void regroup(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
 {
@@ -144,7 +148,7 @@ static kernel choose(const struct work *w, int woven)
 {
     int a = w->src_codec, b = w->dst_codec, run = w->us == 1 && w->ud == 1;
     if (b >= BFP8) {
-        if (a >= BFP8)
+        if (a >= BFP8 || is_small(a))
             return regroup;
         if (a == BF16)
             return b == BFP8 ? PICK512(bf16_to_bfp8) : PICK512(bf16_to_bfp4);
@@ -154,6 +158,8 @@ static kernel choose(const struct work *w, int woven)
     }
     if (a == b)
         return woven ? PICK(weave_run) : run ? PICK(copy_run) : PICK(copy_strided);
+    if (is_small(a) || is_small(b))
+        return choose_small(a, b) ? choose_small(a, b) : decode_strided;
     if (a == BF16)
         return b == FP32 ? PICK(bf16_to_fp32) : PICK(bf16_to_fp16);
     if (a == FP32)

@@ -9,7 +9,10 @@ FP16 = CodecInfo("fp16", 16)
 FP32 = CodecInfo("fp32", 32)
 BFP8 = CodecInfo("bfp8_b", 8, 16, True)
 BFP4 = CodecInfo("bfp4_b", 4, 16, True)
-CODECS = {c.name: c for c in (BF16, FP16, FP32, BFP8, BFP4)}
+E4M3 = CodecInfo("fp8_e4m3fn", 8, 1, True)
+E5M2 = CodecInfo("fp8_e5m2", 8, 1, True)
+INT8 = CodecInfo("int8", 8, 1, True)
+CODECS = {c.name: c for c in (BF16, FP16, FP32, E4M3, E5M2, INT8, BFP8, BFP4)}
 
 
 def compiled(name, shape, codec, page, inside, *, buffers=(), channels=1, align=1):
