@@ -14,17 +14,37 @@ static ALWAYS uint32_t rounded(uint32_t sig, int drop)
     return kept + (rest > half || (rest == half && (kept & 1)));
 }
 
-static ALWAYS uint8_t to_float8(uint32_t x, int exponent_bits, int mantissa_bits, uint32_t largest, uint32_t infinity, uint32_t nan)
+/* A finite magnitude as sig * 2^(e - 23) with sig in [2^23, 2^24), or 0. */
+static ALWAYS uint32_t parts(uint32_t size, int *e)
 {
-    uint32_t sign = x >> 24 & 0x80, size = x & 0x7fffffff;
+    *e = (int)(size >> 23) - 127;
+    if (*e > -127)
+        return (size & 0x7fffff) | 0x800000;
+    if (!size)
+        return 0;
+    int up = __builtin_clz(size) - 8;
+    *e = -126 - up;
+    return size << up;
+}
+
+/* The code of x * 2^lift. */
+static ALWAYS uint8_t to_float(uint32_t x, int lift, int exponent_bits, int mantissa_bits, uint32_t largest, uint32_t infinity,
+                               uint32_t nan)
+{
+    uint32_t sign = x >> 31 << (exponent_bits + mantissa_bits), size = x & 0x7fffffff;
     if (size > 0x7f800000)
         return (uint8_t)nan;
     if (size == 0x7f800000)
         return (uint8_t)(sign | infinity);
-    int e = (int)(size >> 23) - 127, least = 2 - (1 << (exponent_bits - 1)), low = least > e ? least - e : 0;
-    /* So many of the 24 bits fall away; from 25 on nothing but 0 is left.  fp32's denormals are far below that. */
+    int e;
+    uint32_t sig = parts(size, &e);
+    e += lift;
+    int least = 2 - (1 << (exponent_bits - 1)), low = least > e ? least - e : 0;
+    /* So many of the 24 bits fall away; from 25 on nothing but 0 is left. */
     int drop = 23 - mantissa_bits + low;
-    uint32_t kept = rounded((size & 0x7fffff) | 0x800000, drop < 25 ? drop : 25);
+    uint32_t kept = rounded(sig, drop < 25 ? drop : 25);
+    if (!kept)
+        return (uint8_t)sign;
     /* A normal significand brings its hidden 1 along, which adds one to the exponent's field. */
     uint32_t code = ((uint32_t)(e > least ? e - least : 0) << mantissa_bits) + kept;
     return (uint8_t)(sign | (code < largest ? code : largest));
@@ -45,8 +65,8 @@ static ALWAYS uint8_t to_int8(uint32_t x)
 static ALWAYS uint8_t to_small(int codec, uint32_t x)
 {
     switch (codec) {
-    case E4M3: return to_float8(x, 4, 3, 0x7e, 0x7e, 0x7f);
-    case E5M2: return to_float8(x, 5, 2, 0x7b, 0x7c, 0x7e);
+    case E4M3: return to_float(x, 0, 4, 3, 0x7e, 0x7e, 0x7f);
+    case E5M2: return to_float(x, 0, 5, 2, 0x7b, 0x7c, 0x7e);
     default: return to_int8(x);
     }
 }
@@ -86,6 +106,56 @@ static void make_tables(void)
             fp16_small[k][word] = to_small(E4M3 + k, from_fp16(word));
         }
     }
+}
+
+/* -- blocks under a scale ------------------------------------------------------------------------------------------ */
+
+/* The element at position s of an MX page. */
+static uint32_t mx_one(const struct work *w, int64_t s)
+{
+    uint32_t scale = w->src[s / MX_GROUP], x;
+    if (scale == 255)
+        return 0x7fc00000;
+    if (w->src_codec == MXE2M1) {
+        static const float values[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+        uint32_t code = w->src[w->src_header + s / 2] >> (s & 1) * 4 & 15;
+        x = get32(&values[code & 7]) | code >> 3 << 31;
+    } else {
+        x = small_fp32[w->src_codec - MXE4M3][w->src[w->src_header + s]];
+    }
+    if ((x & 0x7fffffff) >= 0x7f800000 || !(x << 1))
+        return x;
+    /* Times 2^(scale - 127): exact, or beyond the largest. */
+    int e = (int)(x >> 23 & 255) + (int)scale - 127;
+    uint32_t sign = x >> 31 << 31, sig = (x & 0x7fffff) | 0x800000;
+    if (e >= 255)
+        return sign | 0x7f800000;
+    return e > 0 ? sign | (uint32_t)e << 23 | (sig & 0x7fffff) : sign | sig >> (1 - e);
+}
+
+/* 32 values as codes and their scale. */
+static void mx_encode(const uint32_t *x, int codec, uint8_t *codes, uint8_t *shared)
+{
+    static const int top[] = {8, 15, 2};
+    uint32_t most = 0, nan = 0;
+    for (int k = 0; k < MX_GROUP; k++) {
+        uint32_t size = x[k] & 0x7fffffff;
+        nan |= size > 0x7f800000;
+        most = size < 0x7f800000 && size > most ? size : most;
+    }
+    int e, scale = 0;
+    if (parts(most, &e))
+        scale = e - top[codec - MXE4M3] + 127 > 0 ? e - top[codec - MXE4M3] + 127 : 0;
+    for (int k = 0; k < MX_GROUP; k++)
+        switch (codec) {
+        case MXE4M3: codes[k] = to_float(x[k], 127 - scale, 4, 3, 0x7e, 0x7e, 0x7f); break;
+        case MXE5M2: codes[k] = to_float(x[k], 127 - scale, 5, 2, 0x7b, 0x7c, 0x7e); break;
+        default: {
+            uint8_t code = to_float(x[k], 127 - scale, 2, 1, 7, 7, 7 | x[k] >> 31 << 3);
+            codes[k / 2] = k & 1 ? (uint8_t)(codes[k / 2] | code << 4) : code;
+        }
+        }
+    *shared = codec == MXE2M1 && nan ? 255 : (uint8_t)scale;
 }
 
 static int is_small(int codec) { return codec >= E4M3 && codec <= INT8; }

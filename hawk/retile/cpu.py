@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 
 CODEC_NUMBERS = {
     name: i
-    for i, name in enumerate(("bf16", "fp16", "fp32", "fp8_e4m3fn", "fp8_e5m2", "int8", "bfp8_b", "bfp4_b"))
+    for i, name in enumerate(
+        (
+            *("bf16", "fp16", "fp32", "fp8_e4m3fn", "fp8_e5m2", "int8"),
+            *("bfp8_b", "bfp4_b", "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1"),
+        )
+    )
 }
-"""How the C core numbers the codecs; the others are numpy's."""
+"""How the C core numbers the codecs; one that it does not know is numpy's."""
 
 SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 18}
 """Bytes of the target between two looks at the stop flag: a few milliseconds, so that cancelling is prompt."""
