@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hawk import client as _client
@@ -81,6 +82,8 @@ class Job:
     def abort(self) -> None:
         """Ends it; returns when no byte of it can land any more."""
         self._owner.wait(self._fetch.abort())
+        # The fetch has ended; its waiting coroutine tells the future in the loop's next turn.
+        futures.wait([self._future])
 
 
 class Client:

@@ -198,7 +198,14 @@ class KVCache:
             self._owned = None
 
 
-_TORCH_CODECS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+_TORCH_CODECS = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float8_e4m3fn": "fp8_e4m3fn",
+    "torch.float8_e5m2": "fp8_e5m2",
+    "torch.int8": "int8",
+}
 
 
 def _torch_bytes(tensor: Any) -> U8:

@@ -95,38 +95,49 @@ class GrantTable:
         """Says that `guest` is out; True if the grant stood all the time."""
         with self._lock:
             held.guests.discard(guest)
-            if not held.revoked:
-                return True
             latches: list[Latch] = []
-            if not held.guests:
+            if not held.guests and held.latches:
                 latches, held.latches = held.latches, []
                 self._draining.pop(self._digest(held.grant.key), None)
+            stood = not held.revoked
         for latch in latches:
             latch.set()
-        return False
+        return stood
 
     def open_grants(self) -> list[Grant]:
         """The grants that are not revoked."""
         with self._lock:
             return [held.grant for held in self._open.values()]
 
-    async def revoke(self, grant: Grant, evict: Callable[[object], None] | None, grace: float) -> bool:
-        """Ends a grant; True if nobody is inside it, after at most `grace` seconds.
+    async def revoke(
+        self, grant: Grant, evict: Callable[[object], None] | None, grace: float, *, patience: float = 0.0
+    ) -> bool:
+        """Ends a grant; True if nobody is inside it, after at most `patience + grace` seconds.
 
-        `evict` throws one guest out; it must neither block nor call back here.  Calling this again for a grant
-        that still had guests asks once more; for a grant that is gone the answer is True.
+        From now on nobody comes in.  Who is inside has `patience` seconds to leave by the door; a reader that has
+        all its bytes is told before the sender's thread has left, and throwing that one out would cost a
+        connection.  Then `evict` throws guests out, one at a time; it must neither block nor call back here.
+        Calling this again for a grant that still had guests asks once more; for a grant that is gone the answer
+        is True.
         """
         digest = self._digest(grant.key)
         with self._lock:
             held = self._open.pop(digest, None) or self._draining.get(digest)
             if held is None:
                 return True
-            held.revoked = True
             if not held.guests:
+                held.revoked = True
+                self._draining.pop(digest, None)
                 return True
             self._draining[digest] = held
             latch = Latch()
             held.latches.append(latch)
+        if patience > 0 and not held.revoked:
+            await asyncio.wait({latch.future}, timeout=patience)
+        with self._lock:
+            held.revoked = True
+            if not held.guests:
+                return True
             if evict is not None:
                 # Under the lock, so that only those still inside are thrown out.
                 for guest in held.guests:

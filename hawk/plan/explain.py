@@ -77,9 +77,12 @@ class Explanation:
         return "\n".join(lines)
 
 
-_EXACT = {("bf16", "fp32"), ("fp16", "fp32")} | {
-    (block, wide) for block in ("bfp8_b", "bfp4_b") for wide in ("fp32", "bf16")
-}
+_EXACT = (
+    {("bf16", "fp32"), ("fp16", "fp32")}
+    | {(block, wide) for block in ("bfp8_b", "bfp4_b") for wide in ("fp32", "bf16")}
+    | {(small, wide) for small in ("fp8_e4m3fn", "fp8_e5m2", "int8") for wide in ("fp32", "bf16", "fp16")}
+    | {(block, "fp32") for block in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1")}
+)
 """Conversions that keep every value: the target has all of the source's exponents and mantissas."""
 
 
@@ -98,6 +101,8 @@ def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> st
         return None
     if b.group > 1:
         return f"lossy: {b.name} holds {b.bits} bits an element, {b.group} sharing an exponent"
+    if a.factor != 1.0 or b.factor != 1.0:
+        return f"lossy: {a.name} under a scale of {a.factor:g} to {b.name} under {b.factor:g} may round"
     if (a.name, b.name) in _EXACT:
         return None
     return f"lossy: {a.name} to {b.name} may round"
@@ -106,6 +111,8 @@ def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> st
 def _placement(dst: CompiledLayout) -> str:
     gap = f" every {dst.page_stride:,} B" if dst.page_stride != dst.page_bytes else ""
     where = f"page i in channel i % {dst.channels}" if dst.channels > 1 else "one after another"
+    if dst.banks:
+        where = f"in shards over banks {', '.join(map(str, dst.banks))}"
     buffers = f"{dst.buffer_count:,} buffer{'s' if dst.buffer_count > 1 else ''}"
     return f"{buffers} of {dst.pages:,} pages of {dst.page_bytes:,} B{gap}, {where}"
 

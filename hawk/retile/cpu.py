@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 
     U8 = NDArray[np.uint8]
 
-CODEC_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2, "bfp8_b": 3, "bfp4_b": 4}
-"""How the C core numbers the codecs."""
+CODEC_NUMBERS = {
+    name: i
+    for i, name in enumerate(
+        (
+            *("bf16", "fp16", "fp32", "fp8_e4m3fn", "fp8_e5m2", "int8"),
+            *("bfp8_b", "bfp4_b", "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1"),
+        )
+    )
+}
+"""How the C core numbers the codecs; one that it does not know is numpy's."""
 
 SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 18}
 """Bytes of the target between two looks at the stop flag: a few milliseconds, so that cancelling is prompt."""

@@ -34,6 +34,9 @@ __all__ = ["TcpConfig", "TcpTransport"]
 _FENCE_TIMEOUT = 10.0
 """Seconds that revoking waits for a sender whose connection was cut; it leaves within one system call."""
 
+_PATIENCE = 0.05
+"""Seconds that a sender has to leave a revoked range by itself before its connection is cut."""
+
 
 class TcpTransport(Transport):
     """See the module.
@@ -98,7 +101,7 @@ class TcpTransport(Transport):
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: connections that send from the range are cut, and their senders gone."""
         evict = self._server.evict if self._server is not None else None
-        return await self._grants.revoke(grant, evict, _FENCE_TIMEOUT)
+        return await self._grants.revoke(grant, evict, _FENCE_TIMEOUT, patience=_PATIENCE)
 
     def reachable(self, endpoint: Mapping[str, str]) -> Viability:
         """Refuses what is no endpoint of ours, and a loopback address of another host."""

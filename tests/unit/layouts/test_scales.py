@@ -9,6 +9,7 @@ from hawk.layouts import CacheShape, Layout, load
 from hawk.layouts.codecs import decode, encode
 from hawk.layouts.describe import describe
 from hawk.plan.check import check
+from hawk.plan.explain import explain
 from hawk.plan.types import Selection
 from tests.unit.layouts import moving
 
@@ -202,3 +203,22 @@ def test_scales_of_what_has_none():
         Layout.from_toml(text.format("bf16", "buffer"))
     kept = Layout.from_toml(text.format("mxfp8_e4m3", "header")).compile(SHAPE)
     assert (kept.scale, kept.page_bytes) == (None, 16 * 4 * 64 * 33 // 32)
+
+
+def test_explain_says_what_eight_bits_lose():
+    rows = load("sglang/pool")
+    whole = Selection(layer=0, layers=2, token=0, tokens=96)
+    scaled = layout("block | slot head dim", 'place = "constant"\nvalue = 0.125').compile(SHAPE)
+    finer = layout("block | slot head dim", 'place = "constant"\nvalue = 0.0625').compile(SHAPE)
+    for a, b, said in (
+        (rows.compile(SHAPE, codec="fp8_e4m3fn"), rows.compile(SHAPE), None),
+        (rows.compile(SHAPE), rows.compile(SHAPE, codec="fp8_e5m2"), "bf16 to fp8_e5m2 may round"),
+        (scaled, scaled, None),
+        (scaled, finer, "under a scale of 0.125 to int8 under 0.0625 may round"),
+        (scaled, rows.compile(SHAPE), "int8 under a scale of 0.125"),
+    ):
+        found = explain(a, b, whole).lossy
+        assert (found is None) if said is None else (found is not None and said in found)
+    beside = layout("block | slot head dim", TOKEN_HEAD).compile(SHAPE)
+    found = explain(beside, beside, whole)
+    assert found.nbytes == 2 * 2 * 96 * 4 * (64 + 4)
