@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument
+from hawk.plan.keep import kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,7 +178,7 @@ ALL_HEADS = (0, -1)
 """Every head of the target, padding included."""
 
 
-@lru_cache(maxsize=512)
+@kept(256, lambda found: (found.channel.nbytes + found.cut_at.nbytes) * 4)
 def pattern(layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int] = ALL_HEADS) -> Pattern:
     """What moves of one block of plane (any layer, `kv`) when its rows from slot `cut` on belong to the job.
 

@@ -6,13 +6,13 @@ most of the columns among it, is worked out once for each pair of layouts, selec
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InternalError
 from hawk.plan.check import program_part
+from hawk.plan.keep import kept
 from hawk.plan.pattern import pattern
 from hawk.plan.target import heads_moved, plane_runs
 from hawk.retile.build import build_programs
@@ -68,7 +68,7 @@ class _Template(NamedTuple):
     cols: I64
 
 
-@lru_cache(maxsize=64)
+@kept(32, lambda found: found.lo.nbytes * 8)
 def _template(where: Where) -> _Template:
     src, dst, kv, selection = where.src, where.dst, where.kv, where.selection
     program = build_programs(src, dst, kv, program_part(src, dst, selection))[where.number]
@@ -129,7 +129,7 @@ def _template(where: Where) -> _Template:
     return found
 
 
-@lru_cache(maxsize=64)
+@kept(32, lambda found: found[0].nbytes * 2)
 def _dealt(where: Where) -> tuple[I64, I64]:
     """Channel and page in it of an entry's pieces, for each residue of the entry's first page: `[channels, each]`."""
     template, channels = _template(where), where.dst.channels
@@ -154,7 +154,7 @@ def arena_pages(runs: PlaneRuns, channel: I64, page: I64) -> I64:
     return page + runs.arena[row] - runs.target[row]
 
 
-@lru_cache(maxsize=16)
+@kept(16, lambda pieces: pieces.dst_page.nbytes * 4)
 def bound(where: Where, lead: int, cut: int, src_table: bytes, dst_table: bytes) -> Pieces:
     """The pieces for two block tables: block by block of the target, in it by token, head and dim.
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument, OutOfMemory
 from hawk.plan.check import check_selection, entries
+from hawk.plan.keep import kept
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
 from hawk.plan.scales import join, scale_selection
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
@@ -146,7 +147,7 @@ def _coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, 
     return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
 
 
-@lru_cache(maxsize=16)
+@kept(16, lambda runs: runs.nbytes.nbytes * 4)
 def plane_runs(
     layout: CompiledLayout, kv: int, residue: int, cut: int, heads: tuple[int, int], table: bytes
 ) -> PlaneRuns:
