@@ -143,6 +143,8 @@ def _coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, 
     """
     new = channel[1:] != channel[:-1]
     new |= target[1:] != target[:-1] + nbytes[:-1]
+    if new.all():
+        return channel, arena, target, nbytes
     begin = starts(new)
     return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
 
@@ -159,8 +161,9 @@ def plane_runs(
     channels, stride, page_bytes = layout.channels, layout.page_stride, layout.page_bytes
     rest = pattern(layout, kv, 0, heads)
     cut_first, cut_at, cut_bytes = rest.cut_first, rest.cut_at, rest.cut_bytes
-    parts = [_stretches(rest, term[1:] if cut else term, channels)]
+    channel, slot, count, which = _stretches(rest, term[1:] if cut else term, channels)
     if cut:
+        parts = [(channel, slot, count, which)]
         first = pattern(layout, kv, cut, heads)
         channel, slot, count, which = _stretches(first, term[:1], channels)
         # Both tables of partial pages as one, the first block's behind the others'.
@@ -168,16 +171,17 @@ def plane_runs(
         cut_first = np.concatenate((cut_first, first.cut_first[1:] + cut_first[-1]))
         cut_at = np.concatenate((cut_at, first.cut_at))
         cut_bytes = np.concatenate((cut_bytes, first.cut_bytes))
-    channel, slot, count, which = (np.concatenate([p[i] for p in parts]) for i in range(4))
+        channel, slot, count, which = (np.concatenate([p[i] for p in parts]) for i in range(4))
     order = np.argsort(channel * (int(slot.max()) + 1) + slot)
-    channel, slot, count, which = channel[order], slot[order], count[order], which[order]
+    channel, slot, count = channel[order], slot[order], count[order]
     # Rank of each page among the plane's pages of its channel, hence its place in the arena.
     total = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
     channel_first = total[np.searchsorted(channel, np.arange(channels + 1))]
     arena = (total[:-1] - channel_first[channel]) * stride
     target = slot * stride
     all_whole = rest.whole and not cut
-    whole = np.ones(len(which), bool) if all_whole else which < 0
+    which = which if all_whole else which[order]
+    whole = which < 0
     if all_whole and stride == page_bytes:
         rows = (channel, arena, target, count * stride)
     elif stride == page_bytes:
