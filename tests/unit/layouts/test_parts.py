@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawk.errors import LayoutError
+from hawk.errors import LayoutError, Unmappable
 from hawk.layouts import CacheShape, Layout, load
 from hawk.layouts.compiled import Run
+from hawk.plan.check import check
 from tests.unit.layouts.test_compile import SHAPE, prove_by_force
 
 
@@ -48,6 +49,14 @@ def test_only_a_part_may_be_permuted():
     assert [compiled.locate(0, 0, 0, 0, 1, d)[3] for d in (0, 511, 512, 513, 544, 575)] == [
         576 + at for at in (0, 511, 512, 514, 513, 575)
     ]
+
+
+def test_padding_beyond_all_measure_is_no_plan():
+    huge = parted("dim = a:3 + b", '"m = b + a"', "block head slot m/1000000000 | m%1000000000")
+    shape = CacheShape(layers=1, heads=1, dim=8, block_size=2, blocks=1)
+    rows = load("sglang/pool").compile(shape, codec="fp32")
+    with pytest.raises(Unmappable, match=r"dim: .*beyond all measure"):
+        check(rows, huge.compile(shape))
 
 
 def test_parts_may_change_places():
