@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit, Run
-    from hawk.layouts.layout import Layout, Piece, Sharding
+    from hawk.layouts.declared import Piece, Sharding
+    from hawk.layouts.layout import Layout
 
 MAX_CHANNELS = 65536
 MAX_ALIGN = 2**30

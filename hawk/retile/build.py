@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InternalError, Unmappable
-from hawk.retile.nests import Nest, find
+from hawk.retile.nests import MAX_PADDED, Nest, find
 from hawk.retile.program import Loop, Program
 
 if TYPE_CHECKING:
@@ -122,6 +122,14 @@ def build_programs(
 def _dims(src: _Side, dst: _Side) -> tuple[Nest, ...]:
     dim, padded = dst.layout.shape.dim, dst.padded("dim")
     if src.piece.stored or dst.piece.stored:
+        if padded > MAX_PADDED:
+            raise Unmappable(
+                "the target pads a head beyond all measure",
+                field="dim",
+                got=f"{padded} positions for {dim}",
+                expected=f"at most {MAX_PADDED}",
+                target=dst.layout.name,
+            )
         return find(src.piece, dst.piece, dim, padded)
     loops: list[Loop] = []
     # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.

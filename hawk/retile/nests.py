@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MAX_KINDS = 8
 
+MAX_PADDED = 1 << 17
+"""Stored indices that tables are made of.  A layout comes from a peer: this keeps a plan cheap."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nest:

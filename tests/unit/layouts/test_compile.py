@@ -3,14 +3,13 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hawk.errors import LayoutError
 from hawk.layouts import CacheShape, CompiledLayout, Layout, load, names
-from hawk.layouts.compiled import AXES, Digit, Run
+from hawk.layouts.compiled import AXES, Digit
 from hawk.layouts.grammar import Group, Name, Term, evaluate, parse_order
 
 
@@ -362,88 +361,6 @@ def test_linear_memory_has_one_channel():
         load("vllm/nhd").compile(SHAPE, channels=8)
 
 
-@pytest.mark.parametrize(
-    ("dim", "rotary"), [(80, 80), (100, 100), (128, 64), (96, 32), (64, 2), (40, 20), (256, 256)]
-)
-def test_an_interleave_that_is_no_sum_of_digits_of_dim(dim, rotary):
-    """meta[2i] = hf[i], meta[2i+1] = hf[i + R/2] in the first R, the rest in place, all of it padded to tiles."""
-    shape = CacheShape(layers=1, heads=1, dim=dim, block_size=2, blocks=1)
-    compiled = load("tenstorrent/kv").compile(shape, params={"R": rotary})
-    prove_by_force(compiled)
-    assert bool(compiled.pieces[0].stored) == (dim != 256)
-    half = rotary // 2
-    for d in range(dim):
-        at = d if d >= rotary else 2 * (d % half) + d // half
-        _, channel, _, position = compiled.locate(0, 0, 0, 0, 1, d)
-        assert channel == at // 32 % 8
-        assert position == at % 32 // 16 * 256 + 16 + at % 16
-    stored = compiled.pieces[0].store(np.arange(dim + 9))
-    assert stored[dim:].tolist() == list(range(dim, dim + 9))
-    assert compiled.pieces[0].unstore(stored).tolist() == list(range(dim + 9))
-
-
-def parted(split: str, rename: str, order: str = "block head slot m", params: str = "") -> Layout:
-    return Layout.from_toml(
-        f'name = "t"\ncodec = "fp32"\nbuffers = "layer kv"\n{params}\n'
-        f'[[piece]]\nsplit = "{split}"\nrename = {rename}\norder = "{order}"\n'
-    )
-
-
-def test_only_a_part_may_be_permuted():
-    """A latent of 512 stays, the 64 behind it are interleaved."""
-    mla = parted("dim = latent:512 + rope:64", '"m = latent + (rope%32 rope/32)"')
-    compiled = mla.compile(CacheShape(layers=1, heads=1, dim=576, block_size=2, blocks=1, kvs=1))
-    assert compiled.pieces[0].stored == (Run(0, 513, 0, 1), Run(513, 31, 514, 2), Run(544, 32, 513, 2))
-    assert [compiled.locate(0, 0, 0, 0, 1, d)[3] for d in (0, 511, 512, 513, 544, 575)] == [
-        576 + at for at in (0, 511, 512, 514, 513, 575)
-    ]
-
-
-def test_parts_may_change_places():
-    swapped = parted("dim = a:3 + b", '["m = b + a"]').compile(
-        CacheShape(layers=1, heads=2, dim=8, block_size=2, blocks=2)
-    )
-    prove_by_force(swapped)
-    assert [swapped.locate(0, 0, 0, 0, 0, d)[3] for d in range(8)] == [5, 6, 7, 0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("text", "rename", "order", "words"),
-    [
-        ("dim = a:60 + b:8", '"m = a + b"', "block head slot m", ["split", "larger", "64 in all"]),
-        ("dim = a:60 + b:2", '"m = a + b"', "block head slot m", ["split", "do not fill", "got 62"]),
-        ("dim = a:60 + b", '"m = a"', "block head slot m", ["rename", "every index", "m"]),
-        ("dim = a:60 + b", '"m = a + a"', "block head slot m", ["rename", "'a' at column 9", "same indices"]),
-        (
-            "dim = a:60 + b",
-            '"m = a + (b%3 b/3)"',
-            "block head slot m",
-            ["every index of dim once, without gaps"],
-        ),
-        ("dim = a:60 + b", '"m = a + b"', "block head slot a b", ["one rename that holds all"]),
-        ("dim = a:60 + b", '"m = a + b"', "block head slot dim m", ["one rename that holds all"]),
-        ("dim = a:60 + b", '"m = a + (b head)"', "block head slot m", ["'head'", "parts of dim"]),
-        ("dim = a:60 + b", '"m = (dim%4 dim/4) + b"', "block head slot m", ["same indices"]),
-    ],
-)
-def test_splits_that_are_no_permutation_are_refused(text, rename, order, words):
-    with pytest.raises(LayoutError) as caught:
-        parted(text, rename, order).compile(SHAPE)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_renames_of_absurd_heads_are_refused():
-    huge = CacheShape(layers=1, heads=1, dim=2**20, block_size=1, blocks=1)
-    with pytest.raises(LayoutError, match="too large"):
-        parted("dim = a:6 + b", '"m = a + b"').compile(huge)
-    with pytest.raises(LayoutError, match="too many runs"):
-        parted("dim = a:1 + b", '"m = a + (b%3 b/3)"').compile(
-            CacheShape(layers=1, heads=1, dim=3000 + 1, block_size=1, blocks=1)
-        )
-    long = CacheShape(layers=1, heads=1, dim=3000 + 1, block_size=1, blocks=1)
-    assert len(parted("dim = a:1 + b", '"m = a + (b%1000 b/1000)"').compile(long).pieces[0].stored) == 4
-
-
 def test_what_has_one_value_is_no_obstacle():
     """(head dim)/16 with one head is dim/16, padded; with three heads of 40 no digit says it."""
     order = "layer kv block (head dim)/16 slot (head dim)%16"
@@ -457,100 +374,6 @@ def test_what_has_one_value_is_no_obstacle():
     )
     with pytest.raises(LayoutError, match=r"cuts dim%40 at 16"):
         layout(order).compile(CacheShape(layers=1, heads=3, dim=40, block_size=2, blocks=2))
-
-
-def test_k_and_v_may_share_pages():
-    shape = CacheShape(layers=2, heads=2, dim=4, block_size=3, blocks=2)
-    compiled = layout("block | head slot kv dim", buffers="layer").compile(shape)
-    prove_by_force(compiled)
-    assert (compiled.pages, compiled.shares_pages, list(compiled.plane_kvs)) == (2, True, [0])
-    assert [compiled.first_position(kv) for kv in (0, 1)] == [0, 4]
-    assert compiled.locate(1, 1, 1, 1, 2, 3) == (1, 0, compiled.page_stride, ((1 * 3 + 2) * 2 + 1) * 4 + 3)
-    apart = layout("block head slot kv dim", buffers="layer").compile(shape)
-    assert (apart.pages, apart.shares_pages, list(apart.plane_kvs)) == (24, False, [0, 1])
-    text = 'name = "cpu"\ncodec = "bf16"\nbuffers = "layer"\n'
-    for kv, order in enumerate(("block head | kv dim slot", "block head | kv slot dim")):
-        text += f'[[piece]]\nwhere = "kv={kv}"\norder = "{order}"\n'
-    with pytest.raises(LayoutError, match=r"share pages but lie differently.*kv before '\|'"):
-        Layout.from_toml(text).compile(shape)
-
-
-def sharded(shard: str, *, banks: str = "banks = [2, 0, 1]", more: str = "", order: str = "") -> Layout:
-    return layout(
-        order or "block head slot/2 dim/4 | slot%2 dim%4",
-        buffers="layer kv",
-        more=f'[placement]\nkind = "sharded"\n{banks}\nshard = {shard}\n{more}',
-    )
-
-
-def deal(
-    compiled: CompiledLayout, wide: int, shard: tuple[int, int], down: bool
-) -> dict[int, tuple[int, int]]:
-    """Bank and place in it of every page of the matrix, counted out shard by shard."""
-    high = compiled.shape.blocks * compiled.shape.heads * -(-compiled.shape.block_size // 2)
-    rows, columns = shard
-    grid = [(r, c) for r in range(0, high, rows) for c in range(0, wide, columns)]
-    if down:
-        grid.sort(key=lambda corner: (corner[1], corner[0]))
-    found, filled = {}, [0] * compiled.channels
-    for i, (r, c) in enumerate(grid):
-        bank = i % compiled.channels
-        for row in range(r, r + rows):
-            for column in range(c, c + columns):
-                found[row * wide + column] = (bank, filled[bank])
-                filled[bank] += 1
-    return found
-
-
-@pytest.mark.parametrize("down", [False, True])
-@pytest.mark.parametrize(
-    ("banks", "shard"),
-    [([2, 0, 1], (4, 4)), ([2, 0, 1], (16, 4)), ([1, 0], (8, 2)), ([1, 0], (8, 1)), ([0, 1], (2, 4))],
-)
-def test_shards_lie_whole_in_banks(banks, shard, down):
-    shape = CacheShape(layers=1, heads=2, dim=16, block_size=4, blocks=12)
-    more = 'orientation = "column"' if down else ""
-    compiled = sharded(str(list(shard)), banks=f"banks = {banks}", more=more).compile(shape)
-    prove_by_force(compiled)
-    assert (compiled.channels, compiled.banks) == (len(banks), tuple(banks))
-    where = deal(compiled, 4, shard, down)
-    for block, head, slot, dim in itertools.product(range(12), range(2), range(4), range(16)):
-        page = ((block * 2 + head) * 2 + slot // 2) * 4 + dim // 4
-        _, channel, at, _ = compiled.locate(0, 0, head, block, slot, dim)
-        assert (channel, at // compiled.page_stride) == where[page]
-
-
-def test_the_last_shards_may_be_padding():
-    shape = CacheShape(layers=1, heads=1, dim=4, block_size=2, blocks=7)
-    compiled = sharded("[2, 1]").compile(shape)
-    prove_by_force(compiled)
-    assert (compiled.pages, compiled.channel_bytes) == (12, 4 * compiled.page_stride)
-
-
-@pytest.mark.parametrize(
-    ("shard", "options", "words"),
-    [
-        ("[3, 4]", {}, ["placement.shard", "cuts", "at 3"]),
-        ("[4, 3]", {}, ["placement.shard", "cuts", "at 3"]),
-        ('["Q", 4]', {}, ["placement.shard", "'Q'"]),
-        (
-            "[4, 4]",
-            {"banks": "channels = 8"},
-            ["placement.shard", "block%4", "at 8"],
-        ),
-    ],
-)
-def test_shards_that_cut_digits_are_refused(shard, options, words):
-    shape = CacheShape(layers=1, heads=2, dim=16, block_size=4, blocks=4)
-    order = "block%4 head slot/2 dim/4 | slot%2 dim%4" if "banks" in options else ""
-    with pytest.raises(LayoutError) as caught:
-        sharded(shard, order=order, **options).compile(shape)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_banks_are_as_many_as_channels():
-    with pytest.raises(LayoutError, match="not one channel a bank"):
-        sharded("[4, 4]").compile(SHAPE, channels=8)
 
 
 @pytest.mark.parametrize(
@@ -568,11 +391,3 @@ def test_absurd_sizes_are_refused(shape):
             continue  # their parameters refuse these shapes first
         with pytest.raises(LayoutError, match="too large"):
             load(name).compile(shape)
-
-
-def test_renames_do_not_blow_up():
-    doubled = ", ".join(f'"a{i + 1} = (a{i} a{i})"' for i in range(7))
-    head = 'name = "t"\ncodec = "bf16"\n[[piece]]\norder = "a7 kv layer block head slot"\n'
-    text = f'{head}rename = ["a0 = (dim dim)", {doubled}]\n'
-    with pytest.raises(LayoutError, match="too many digits"):
-        Layout.from_toml(text).compile(SHAPE)

@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from hawk.errors import LayoutError
 from hawk.layouts import CacheShape, CompiledLayout, Layout, load
 from tests.unit.layouts import moving, placing
+from tests.unit.layouts.test_compile import layout, prove_by_force
 
 
 def words(shape: CacheShape, seed: int = 0) -> np.ndarray:
@@ -151,3 +153,19 @@ def test_prompts_around_block_boundaries(name, tokens, core):
         for x, y, ours, theirs in zip(*columns, strict=True):
             assert (x == y)[ours != 0].all()
             assert not (x == y)[theirs != 0].any()
+
+
+def test_k_and_v_may_share_pages():
+    shape = CacheShape(layers=2, heads=2, dim=4, block_size=3, blocks=2)
+    compiled = layout("block | head slot kv dim", buffers="layer").compile(shape)
+    prove_by_force(compiled)
+    assert (compiled.pages, compiled.shares_pages, list(compiled.plane_kvs)) == (2, True, [0])
+    assert [compiled.first_position(kv) for kv in (0, 1)] == [0, 4]
+    assert compiled.locate(1, 1, 1, 1, 2, 3) == (1, 0, compiled.page_stride, ((1 * 3 + 2) * 2 + 1) * 4 + 3)
+    apart = layout("block head slot kv dim", buffers="layer").compile(shape)
+    assert (apart.pages, apart.shares_pages, list(apart.plane_kvs)) == (24, False, [0, 1])
+    text = 'name = "cpu"\ncodec = "bf16"\nbuffers = "layer"\n'
+    for kv, order in enumerate(("block head | kv dim slot", "block head | kv slot dim")):
+        text += f'[[piece]]\nwhere = "kv={kv}"\norder = "{order}"\n'
+    with pytest.raises(LayoutError, match=r"share pages but lie differently.*kv before '\|'"):
+        Layout.from_toml(text).compile(shape)

@@ -156,3 +156,25 @@ def test_a_block_of_zeros_keeps_their_signs():
         raw = encode(codec, bits)
         assert raw[0, 0] == 0
         assert np.array_equal(decode(codec, raw, 32), bits)
+
+
+@pytest.mark.parametrize("codec", MX)
+def test_blocks_of_any_fp32(codec):
+    """Random bits, NaN and infinity among them, denormals alone, and values around every tie of the format."""
+    rng = np.random.default_rng(6)
+    any_bits = rng.integers(0, 2**32, (4000, 32), dtype=np.uint32)
+    signs = any_bits & np.uint32(0x80000000)
+    low = signs | (any_bits & np.uint32(0x7FFFFF))
+    near = signs | (rng.integers(100, 128, any_bits.shape).astype(np.uint32) << np.uint32(23))
+    ties = near | (rng.integers(0, 64, any_bits.shape).astype(np.uint32) << np.uint32(17))
+    ties += rng.integers(0, 3, any_bits.shape).astype(np.uint32) - np.uint32(1)
+    high = any_bits | np.uint32(0x7F000000)
+    for groups in (any_bits, low, low >> np.uint32(12), ties, high):
+        scale, codes = small_floats.block(codec, numbers(groups))
+        raw = encode(codec, groups)
+        assert np.array_equal(raw[:, 0], scale)
+        body = raw[:, 1:]
+        if CODECS[codec].bits == 4:
+            body = np.stack([body & 15, body >> 4], axis=2).reshape(len(body), 32)
+        known = scale != 255
+        assert np.array_equal(body[known], codes[known])
