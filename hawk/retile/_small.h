@@ -3,10 +3,11 @@
 
 enum { SMALLS = INT8 - E4M3 + 1 };
 
-/* By codec and code: the value in each wider codec, exact in all of them; by 16-bit codec and word: the code. */
+/* By codec and code: the value in each wider codec, exact in all of them (BF16 and FP16 come first); by 16-bit codec
+ * and word: the code. */
 static uint32_t small_fp32[SMALLS][256];
-static uint16_t small_bf16[SMALLS][256], small_fp16[SMALLS][256];
-static uint8_t bf16_small[SMALLS][65536], fp16_small[SMALLS][65536];
+static uint16_t small_16[2][SMALLS][256];
+static uint8_t from_16[2][SMALLS][65536];
 
 static ALWAYS uint32_t rounded(uint32_t sig, int drop)
 {
@@ -98,12 +99,12 @@ static void make_tables(void)
         for (uint32_t code = 0; code < 256; code++) {
             uint32_t x = from_small(E4M3 + k, code);
             small_fp32[k][code] = x;
-            small_bf16[k][code] = (uint16_t)to_bf16(x);
-            small_fp16[k][code] = (uint16_t)to_fp16(x);
+            small_16[BF16][k][code] = (uint16_t)to_bf16(x);
+            small_16[FP16][k][code] = (uint16_t)to_fp16(x);
         }
         for (uint32_t word = 0; word < 65536; word++) {
-            bf16_small[k][word] = to_small(E4M3 + k, word << 16);
-            fp16_small[k][word] = to_small(E4M3 + k, from_fp16(word));
+            from_16[BF16][k][word] = to_small(E4M3 + k, word << 16);
+            from_16[FP16][k][word] = to_small(E4M3 + k, from_fp16(word));
         }
     }
 }
@@ -171,7 +172,7 @@ static int is_small(int codec) { return codec >= E4M3 && codec <= INT8; }
 
 static void small_to_16(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
 {
-    const uint16_t *table = (w->dst_codec == BF16 ? small_bf16 : small_fp16)[w->src_codec - E4M3];
+    const uint16_t *table = small_16[w->dst_codec][w->src_codec - E4M3];
     EACH(put16(w->dst + to * 2, table[w->src[from]]))
 }
 
@@ -183,7 +184,7 @@ static void small_to_fp32(const struct work *w, int64_t s, int64_t d, int64_t n,
 
 static void small_from_16(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
 {
-    const uint8_t *table = (w->src_codec == BF16 ? bf16_small : fp16_small)[w->dst_codec - E4M3];
+    const uint8_t *table = from_16[w->src_codec][w->dst_codec - E4M3];
     EACH(w->dst[to] = table[get16(w->src + from * 2)])
 }
 
