@@ -1,7 +1,7 @@
 """Conversion of arrays between layouts in this process: what `hawk layout convert` does, and three lines of Python.
 
     src = hawk.convert.compile_for(array, "vllm/nhd")
-    dst = hawk.convert.retarget(src, "tenstorrent/kv", codec="bfp8_b", channels=8)
+    dst = hawk.convert.retarget(src, "my-npu.toml", codec="bf16", channels=8)
     tiles = hawk.convert.convert(array, src, dst)
 
 An array stands for a whole cache: its bytes are the cache's buffers one after another, and of each buffer its

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from rich.table import Table
 
-from hawk import layouts
+from hawk.demo import scenario
 from hawk.errors import InvalidArgument
 from hawk.layouts.compiled import CacheShape
 from hawk.plan.check import check, entries
@@ -119,8 +119,9 @@ class _Request:
         self.tokens, self.channels, self.rng = tokens, channels, np.random.default_rng(tokens + channels)
         # Pools of eight requests, so that blocks seldom neighbour each other.
         pools = [CacheShape(layers, HEADS, DIM, size, 8 * -(-tokens // size)) for size in BLOCK]
-        self.src: CompiledLayout = layouts.load("vllm/nhd").compile(pools[0])
-        self.dst: CompiledLayout = layouts.load("tenstorrent/kv").compile(pools[1], channels=channels)
+        names = scenario.load(tokens=1)
+        self.src: CompiledLayout = names.source.resolve().compile(pools[0])
+        self.dst: CompiledLayout = names.target.resolve().compile(pools[1], channels=channels)
         self.here, self.there = _placed(self.src), _placed(self.dst)
         self.selection = Selection(0, layers, 0, tokens)
         self.used = [entries(layout, self.selection)[1] for layout in (self.src, self.dst)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class _Rows(NamedTuple):
     """Every run of every plane, channel by channel and plane by plane: ascending in the arena.
 
-    begin    the first row of each channel of each plane.  The rows of one plane in one channel ascend in the target
+    begin    the first row of each channel of each plane.  The rows of one plane in one channel rise in the target
              and do not border there, so only these have to be looked at for what borders
     of       rows of each channel, all planes together
     """
