@@ -116,31 +116,33 @@ class KVCache:
                 got=compiled.channels,
                 hint="Use Client.allocate for a cache in the memory of a device",
             )
-        if len(self.buffers) != compiled.buffer_count:
+        sizes = compiled.buffer_bytes
+        if len(self.buffers) != len(sizes):
             raise InvalidArgument(
                 f"the layout {compiled.name} keeps {' x '.join(compiled.buffers) or 'all'} in separate buffers",
                 field="buffers",
                 got=len(self.buffers),
-                expected=compiled.buffer_count,
+                expected=f"{compiled.buffer_count} and {len(sizes) - compiled.buffer_count} of scales"
+                if len(sizes) > compiled.buffer_count
+                else compiled.buffer_count,
             )
         for i, buffer in enumerate(self.buffers):
-            if buffer.nbytes != compiled.channel_bytes:
+            if buffer.nbytes != sizes[i]:
                 raise InvalidArgument(
                     "the buffer's size does not match the spec",
                     field=f"buffers[{i}]",
                     got=f"{buffer.nbytes} bytes",
-                    expected=f"{compiled.channel_bytes} bytes",
+                    expected=f"{sizes[i]} bytes",
                 )
 
     @classmethod
     def alloc(cls, spec: CacheSpec) -> KVCache:
         """A zeroed cache in fresh shared memory; raises `OutOfMemory`."""
         compiled = spec.compile()
-        step = -(-compiled.channel_bytes // _ALIGN) * _ALIGN
-        owned = shared.alloc(step * compiled.buffer_count, name="hawk-cache")
-        buffers = [
-            owned.array[i * step : i * step + compiled.channel_bytes] for i in range(compiled.buffer_count)
-        ]
+        sizes = compiled.buffer_bytes
+        ends = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
+        owned = shared.alloc(ends[-1], name="hawk-cache")
+        buffers = [owned.array[at : at + size] for at, size in zip([0, *ends], sizes, strict=False)]
         return cls(spec, buffers, owned)
 
     @classmethod
@@ -196,7 +198,14 @@ class KVCache:
             self._owned = None
 
 
-_TORCH_CODECS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+_TORCH_CODECS = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float8_e4m3fn": "fp8_e4m3fn",
+    "torch.float8_e5m2": "fp8_e5m2",
+    "torch.int8": "int8",
+}
 
 
 def _torch_bytes(tensor: Any) -> U8:

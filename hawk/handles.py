@@ -94,7 +94,9 @@ class DeviceCache(Cache):
     def buffer(self, layer: int, kv: int) -> list[NDArray[np.uint8]]:
         """The bytes of the buffer that holds this layer and kv, per channel, from its base on."""
         base = self.offsets[self.layout.buffer(layer, kv)]
-        return [channel[base : base + self.layout.channel_bytes] for channel in self.channels]
+        channels = self.channels
+        chosen = [channels[bank] for bank in self.layout.banks] if self.layout.banks else channels
+        return [channel[base : base + self.layout.channel_bytes] for channel in chosen]
 
     async def release(self) -> None:
         """Gives the cache back to the agent's pool, and its channels' mappings to the system."""

@@ -4,9 +4,9 @@ Elements are exchanged as the bits of fp32 numbers (`uint32`), in page order.  T
 tested against this module.  Moving elements between two pages of the same elementwise codec copies their bits
 and does not pass through here, so NaN payloads live on there.
 
-==========  ===========================================  =====================================================
+============  =========================================  =====================================================
 codec       a page of `n` elements                       what becomes of an fp32 value
-==========  ===========================================  =====================================================
+============  =========================================  =====================================================
 `fp32`      n x 4 bytes, little-endian                   its bits
 `bf16`      n x 2 bytes, little-endian                   nearest, ties to even; any NaN becomes 0x7fc0;
                                                          beyond the largest finite value: infinity
@@ -15,7 +15,18 @@ codec       a page of `n` elements                       what becomes of an fp32
 `bfp8_b`    n/16 exponents, then n bytes sign|7 bits     see below
 `bfp4_b`    n/16 exponents, then n/2 bytes of nibbles    see below; the even element is the low nibble
             sign|3 bits
-==========  ===========================================  =====================================================
+`fp8_e4m3fn`  n bytes, OFP8 E4M3                         nearest even, beyond 448: 448; see `small`
+`fp8_e5m2`    n bytes, OFP8 E5M2                         nearest even, beyond 57344: that; infinity stays
+`int8`        n bytes, two's complement                  nearest whole number, even, within -127..127
+`mxfp8_e4m3`  n/32 scales (E8M0), then n bytes           see `small`; the element is OFP8 E4M3
+`mxfp8_e5m2`  n/32 scales (E8M0), then n bytes           see `small`; the element is OFP8 E5M2
+`mxfp4_e2m1`  n/32 scales (E8M0), then n/2 bytes         see `small`; the even element is the low nibble
+============  =========================================  =====================================================
+
+A codec of 8 bits an element may have a `factor`, which is not stored: a value read is the product of the
+element's and the factor, and a value is divided by it before it is written, each rounded to binary32 as IEEE 754 does.
+
+Where the scales of an MX layout lie is not part of the MX specification: ours lie at the start of the page.
 
 Block floating point, with M = 7 or 3 bits of magnitude: 16 neighbouring elements share E, the largest of their
 biased exponents e (infinity and NaN count with 255).  The 24-bit significand with its hidden 1 is shifted right
@@ -37,6 +48,18 @@ import numpy as np
 
 from hawk.errors import InvalidArgument, LayoutError
 from hawk.layouts.compiled import CodecInfo
+from hawk.layouts.small import (
+    FORMATS,
+    MX_GROUP,
+    encode_float,
+    encode_int8,
+    encode_mx,
+    float_values,
+    int8_values,
+    mx_values,
+    packed,
+    scaled,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +75,12 @@ CODECS: dict[str, CodecInfo] = {
         CodecInfo("fp32", bits=32),
         CodecInfo("bfp8_b", bits=8, group=16, lossy=True),
         CodecInfo("bfp4_b", bits=4, group=16, lossy=True),
+        CodecInfo("fp8_e4m3fn", bits=8, lossy=True),
+        CodecInfo("fp8_e5m2", bits=8, lossy=True),
+        CodecInfo("int8", bits=8, lossy=True),
+        CodecInfo("mxfp8_e4m3", bits=8, group=MX_GROUP, lossy=True),
+        CodecInfo("mxfp8_e5m2", bits=8, group=MX_GROUP, lossy=True),
+        CodecInfo("mxfp4_e2m1", bits=4, group=MX_GROUP, lossy=True),
     )
 }
 
@@ -74,7 +103,8 @@ def bound(codec: str) -> Bound:
     bf16 keeps 8 significant bits, fp16 11: half a unit in the last place, and half the spacing of their
     denormals.  Block floating point: a step is 2^(E-127-(M-1)) and the group's maximum is at least 2^(M-1) steps.
     Rounding costs half a step and the truncation before it less than 2^(M-24); saturation turns up to
-    2^M steps into 2^M - 1, one part in 2^M.  Denormal fp32 values become 0: less than 2^-126.
+    2^M steps into 2^M - 1, one part in 2^M.  Denormal fp32 values become 0: less than 2^-126.  MX: saturation costs
+    less than the distance from the format's largest value to the next power of two, which is more than rounding does.
     """
     bounds = {
         "fp32": Bound(0.0, 0.0, "element"),
@@ -82,6 +112,12 @@ def bound(codec: str) -> Bound:
         "fp16": Bound(2.0**-11, 2.0**-25, "element"),
         "bfp8_b": Bound(2.0**-7 * (1 + 2.0**-16), 2.0**-126, "group"),
         "bfp4_b": Bound(2.0**-3 * (1 + 2.0**-20), 2.0**-126, "group"),
+        "fp8_e4m3fn": Bound(2.0**-4, 2.0**-10, "element"),
+        "fp8_e5m2": Bound(2.0**-3, 2.0**-17, "element"),
+        "int8": Bound(0.0, 0.5, "element"),
+        "mxfp8_e4m3": Bound(2.0**-3, 2.0**-137, "group"),
+        "mxfp8_e5m2": Bound(2.0**-3, 2.0**-144, "group"),
+        "mxfp4_e2m1": Bound(2.0**-2, 2.0**-129, "group"),
     }
     return bounds[_info(codec).name]
 
@@ -100,10 +136,13 @@ def encode(codec: str | CodecInfo, bits: U32) -> U8:
     _check(info, elements)
     if info.name == "fp32":
         return bits.astype("<u4").view(np.uint8).reshape(n, -1)
+    if info.bits == 8 and info.group == 1:
+        bits = _times(bits, info.factor, divide=True)
+        return encode_int8(bits) if info.name == "int8" else encode_float(bits, FORMATS[info.name])
     if info.group == 1:
         words = _to_bf16(bits) if info.name == "bf16" else _to_fp16(bits)
         return words.astype("<u2").view(np.uint8).reshape(n, -1)
-    return _to_bfp(bits, info)
+    return encode_mx(bits, FORMATS[info.name]) if info.name in FORMATS else _to_bfp(bits, info)
 
 
 def decode(codec: str | CodecInfo, raw: U8, elements: int) -> U32:
@@ -123,18 +162,22 @@ def decode(codec: str | CodecInfo, raw: U8, elements: int) -> U32:
     if info.name == "fp16":
         table: U32 = _fp16_values()[raw.view("<u2")]
         return table
+    if info.bits == 8 and info.group == 1:
+        table = int8_values() if info.name == "int8" else float_values(FORMATS[info.name])
+        return _times(table[raw], info.factor)
     header = info.header_bytes(elements)
     codes = raw[:, header:]
     if info.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(raw), elements)
     exponents = np.repeat(raw[:, :header], info.group, axis=1)
-    values: U32 = _bfp_values(info.bits)[exponents, codes]
+    tables = mx_values(FORMATS[info.name]) if info.name in FORMATS else _bfp_values(info.bits)
+    values: U32 = tables[exponents, codes]
     return values
 
 
 def transcode(source: str | CodecInfo, target: str | CodecInfo, raw: U8, elements: int) -> U8:
     """Pages of one codec as pages of another, elements in the same places; the same codec keeps its bytes."""
-    if _info(source).name == _info(target).name:
+    if _info(source) == _info(target):
         return raw.copy()
     return encode(target, decode(source, raw, elements))
 
@@ -143,7 +186,7 @@ def _info(codec: str | CodecInfo) -> CodecInfo:
     name = codec if isinstance(codec, str) else codec.name
     if name not in CODECS:
         raise LayoutError("unknown codec", field="codec", got=name[:64], expected=", ".join(CODECS))
-    return CODECS[name]
+    return CODECS[name] if isinstance(codec, str) else codec
 
 
 def _check(info: CodecInfo, elements: int) -> None:
@@ -154,6 +197,15 @@ def _check(info: CodecInfo, elements: int) -> None:
             got=elements,
             expected=f"a multiple of {info.group}",
         )
+
+
+def _times(bits: U32, factor: float, *, divide: bool = False) -> U32:
+    if factor == 1.0:
+        return bits
+    by = np.float32(factor)
+    with np.errstate(all="ignore"):
+        values = np.ascontiguousarray(bits).view(np.float32)
+        return (values / by if divide else values * by).view(np.uint32)
 
 
 def _to_bf16(bits: U32) -> U32:
@@ -192,7 +244,7 @@ def _fp16_values() -> U32:
             size = 0x7F800000 | mantissa << 13
         else:
             # The value is m * 2^k with an integer m; denormals lack the hidden 1 and share the exponent of 1.
-            size = _scaled(mantissa | (0x400 if exponent else 0), max(exponent, 1) - 25)
+            size = scaled(mantissa | (0x400 if exponent else 0), max(exponent, 1) - 25)
         values[word] = (word >> 15) << 31 | size
     values.setflags(write=False)
     return values
@@ -215,9 +267,7 @@ def _to_bfp(bits: U32, info: CodecInfo) -> U8:
     kept = np.minimum(kept, np.uint32((1 << magnitude_bits) - 1))
     sign = np.where(kept == 0, np.uint32(0), group >> np.uint32(31))
     codes = (sign << np.uint32(magnitude_bits) | kept).astype(np.uint8).reshape(n, elements)
-    if info.bits == 4:
-        codes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
-    return np.concatenate([shared.astype(np.uint8).reshape(n, -1), codes], axis=1)
+    return np.concatenate([shared.astype(np.uint8).reshape(n, -1), packed(codes, info.bits)], axis=1)
 
 
 @cache
@@ -227,21 +277,8 @@ def _bfp_values(bits: int) -> U32:
     values = np.empty((256, 2 * magnitudes), dtype=np.uint32)
     for exponent in range(256):
         for m in range(magnitudes):
-            size = _scaled(m, exponent - 127 - (bits - 2))
+            size = scaled(m, exponent - 127 - (bits - 2))
             values[exponent, m] = size
             values[exponent, m + magnitudes] = 1 << 31 | size
     values.setflags(write=False)
     return values
-
-
-def _scaled(m: int, power: int) -> int:
-    """fp32 bits of m * 2**power for 0 <= m < 2**24 and power >= -149, where that is exact; infinity beyond."""
-    if m == 0:
-        return 0
-    top = m.bit_length() - 1
-    exponent = top + power + 127
-    if exponent >= 255:
-        return 0x7F800000
-    if exponent >= 1:
-        return exponent << 23 | (m << (23 - top)) & 0x7FFFFF
-    return m << (power + 149)

@@ -7,12 +7,13 @@ address of an element is a sum with one term per axis, which is what makes plans
 
 Every layout is in page form.  One whose declaration has no `|` is cut behind its least significant `layer`,
 `kv` or `block` digit: below that cut lie only `head`, `slot` and `dim` digits, and a page is a contiguous
-stretch of memory.  So a page never spans two blocks, two layers, or K and V.
+stretch of memory.  So a page never spans two blocks or two layers, and K and V only where a declaration's `|` says so.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -76,20 +77,32 @@ class Digit:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """`count` indices of dim from `first` on, stored at `to`, `to + step`, ... in the order of a rename."""
+
+    first: int
+    count: int
+    to: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CodecInfo:
     """How elements are stored; the bytes themselves are defined by the codec of that name in `codecs`.
 
-    name        `"bf16"`, `"fp16"`, `"fp32"`, `"bfp8_b"`, `"bfp4_b"`
+    name        as in `codecs.CODECS`
     bits        bits per element, without scales
     group       elements that share one exponent, along the least significant inside digits; 1 for elementwise
     header      bytes at the start of each page that hold the exponents of its groups in order (0 if none)
     lossy       whether a value survives a round trip through bf16 only approximately
+    factor      what elements are multiplied by: a scale of the whole cache that lies nowhere in memory, a binary32
     """
 
     name: str
     bits: int
     group: int = 1
     lossy: bool = False
+    factor: float = 1.0
 
     def header_bytes(self, elements: int) -> int:
         """Bytes of shared exponents at the start of a page of `elements`."""
@@ -108,6 +121,9 @@ class CompiledPiece:
     inside      digits of the position within a page, most significant first, strides in elements
     elements    elements per page, padding included
     padded      whether some positions of some pages are padding (they hold zero)
+    stored      empty: `dim` digits are digits of the index.  Else they are digits of the *stored* index, and this is
+                where each index is stored: runs over `0..dim-1`, a permutation of it.  Indices from dim on are
+                padding and stand for themselves.
     """
 
     kvs: tuple[int, ...]
@@ -115,14 +131,44 @@ class CompiledPiece:
     inside: tuple[Digit, ...]
     elements: int
     padded: bool
+    stored: tuple[Run, ...] = ()
 
     def page_term(self, axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """What `index` along `axis` adds to the page number; same shape as `index`."""
-        return _term(self.page, axis, index)
+        return _term(self.page, axis, self._digits_of(axis, index))
 
     def inside_term(self, axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """What `index` along `axis` adds to the element position within the page; same shape as `index`."""
-        return _term(self.inside, axis, index)
+        return _term(self.inside, axis, self._digits_of(axis, index))
+
+    def _digits_of(self, axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.store(index) if axis == "dim" and self.stored else index
+
+    def store(self, dim: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Stored indices of indices along dim; same shape."""
+        return _permuted(_tables(self.stored)[0], dim)
+
+    def unstore(self, stored: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The inverse of `store`."""
+        return _permuted(_tables(self.stored)[1], stored)
+
+
+@lru_cache(maxsize=256)
+def _tables(runs: tuple[Run, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A permutation and its inverse."""
+    forth = np.concatenate(
+        [np.arange(r.count, dtype=np.int64) * r.step + r.to for r in runs] or [np.empty(0, np.int64)]
+    )
+    back = np.argsort(forth)
+    for table in (forth, back):
+        table.flags.writeable = False
+    return forth, back
+
+
+def _permuted(table: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+    if len(table) == 0:
+        return index
+    return np.where(index < len(table), table[np.minimum(index, len(table) - 1)], index)
 
 
 def _term(digits: Sequence[Digit], axis: Axis, index: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -147,6 +193,10 @@ class CompiledLayout:
     page_stride   distance of neighbouring pages of one channel: `page_bytes` rounded up to the alignment
     channels      pages are dealt to that many channels in turn: page i lies in channel `i % channels` at byte
                   `(i // channels) * page_stride` from the buffer's base in that channel; 1 for linear memory
+    banks         which of the memory's channels each of these is, where it is not that of the same number
+    scale         the layout of the tensor of scales, where elements have some that no codec holds: it has the
+                  same blocks, and what moves the one moves the other.  Its buffers come behind the others, or
+    scale_inside  its pages follow those of the elements: page i begins `page_bytes` behind page i of theirs
     """
 
     name: str
@@ -158,6 +208,9 @@ class CompiledLayout:
     page_bytes: int
     page_stride: int
     channels: int
+    banks: tuple[int, ...] = ()
+    scale: CompiledLayout | None = None
+    scale_inside: bool = False
 
     def piece(self, kv: int) -> CompiledPiece:
         """The piece that holds for this value of `kv`."""
@@ -185,6 +238,35 @@ class CompiledLayout:
     def channel_bytes(self) -> int:
         """Bytes that one buffer needs in each channel."""
         return -(-self.pages // self.channels) * self.page_stride
+
+    @property
+    def shares_pages(self) -> bool:
+        """Whether K and V lie in the same pages."""
+        return any(d.axis == "kv" and d.ext > 1 for piece in self.pieces for d in piece.inside)
+
+    @property
+    def plane_kvs(self) -> range:
+        """The values of kv that planes are counted by: all, or the first for both where they share pages."""
+        return range(1 if self.shares_pages else self.shape.kvs)
+
+    def first_position(self, kv: int) -> int:
+        """What `kv` adds to the position within a page: 0 but where K and V lie in the same pages."""
+        if "kv" in self.buffers:
+            return 0
+        return int(_term(self.piece(kv).inside, "kv", np.asarray([kv], dtype=np.int64))[0])
+
+    @property
+    def tensors(self) -> tuple[CompiledLayout, ...]:
+        """The layout itself, and that of its scales where it has some."""
+        return (self,) if self.scale is None else (self, self.scale)
+
+    @property
+    def buffer_bytes(self) -> tuple[int, ...]:
+        """Bytes in each channel of every buffer that a cache has: those of the elements, then those of scales."""
+        own = (self.channel_bytes,) * self.buffer_count
+        if self.scale is None or self.scale_inside:
+            return own
+        return own + self.scale.buffer_bytes
 
     def fixed_term(self, kv: int, layer: int) -> int:
         """What `layer` and `kv` add to the page number (0 for an axis that selects the buffer)."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hawk.errors import LayoutError
 from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES, CompiledLayout, CompiledPiece
 from hawk.layouts.digits import MAX_ELEMENTS, Factor, Refiner, prove, strides
-from hawk.layouts.grammar import nearest
+from hawk.layouts.grammar import Name, Term, evaluate, nearest
+from hawk.layouts.renaming import MAX_DIM, Tables, names_in, parts_of, stored_name, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit
-    from hawk.layouts.layout import Layout, Piece
+    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit, Run
+    from hawk.layouts.declared import Piece, Sharding
+    from hawk.layouts.layout import Layout
 
 MAX_CHANNELS = 65536
 MAX_ALIGN = 2**30
@@ -58,7 +61,10 @@ class Compiler:
         channels = self._channels(channels)
         align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"))
         values = self._values(params, extents)
-        found = [self._piece(i, piece, shape, extents, values) for i, piece in enumerate(self.layout.pieces)]
+        found = [
+            self._piece(i, piece, shape, extents, values, channels)
+            for i, piece in enumerate(self.layout.pieces)
+        ]
         found = [(piece, pages) for piece, pages in found if piece.kvs]
         held = [kv for piece, _ in found for kv in piece.kvs]
         missing = set(range(shape.kvs)) - set(held)
@@ -78,6 +84,16 @@ class Compiler:
             got = f"{buffers} buffers of {pages} pages of {first.elements} elements"
             raise self._error("the cache is too large", "shape", got, f"at most {MAX_ELEMENTS} elements")
         page_bytes = info.page_bytes(first.elements)
+        scale = self._scale(info, shape, channels, align)
+        if scale is not None and scale.pages != pages and self._inside:
+            raise self._error(
+                "scales lie behind other pages", "scale.order", f"{scale.pages} pages", f"{pages} pages"
+            )
+        stride = -(-(page_bytes + (scale.page_bytes if scale and self._inside else 0)) // align) * align
+        if scale is not None and self._inside:
+            scale = replace(scale, page_stride=stride)
+        if self.layout.scale is not None and self.layout.scale.place == "constant" and _scaled(info):
+            info = replace(info, factor=self.layout.scale.value)
         return CompiledLayout(
             name=self.layout.name,
             shape=shape,
@@ -86,8 +102,11 @@ class Compiler:
             pieces=tuple(piece for piece, _ in found),
             pages=pages,
             page_bytes=page_bytes,
-            page_stride=-(-page_bytes // align) * align,
+            page_stride=stride,
             channels=channels,
+            banks=self.layout.banks,
+            scale=scale,
+            scale_inside=scale is not None and self._inside,
         )
 
     def _where(self, key: str) -> str:
@@ -116,6 +135,8 @@ class Compiler:
         bounded(channels, MAX_CHANNELS, self._where("channels"))
         if self.layout.placement == "linear" and channels != 1:
             raise self._error("a linear layout has one channel", "channels", channels, 1)
+        if self.layout.banks and channels != len(self.layout.banks):
+            raise self._error("not one channel a bank", "channels", channels, len(self.layout.banks))
         return channels
 
     def _values(self, given: Mapping[str, int], extents: Mapping[Axis, int]) -> dict[str, int]:
@@ -146,17 +167,142 @@ class Compiler:
         shape: CacheShape,
         extents: Mapping[Axis, int],
         values: Mapping[str, int],
+        channels: int,
     ) -> tuple[CompiledPiece, int]:
         key = self._where(f"piece[{number}]")
-        refiner = Refiner(extents, values, f"{key}.order")
-        for name, term in piece.renames:
-            refiner.rename(name, term, f"{key}.rename")
-        page, inside = refiner.order(piece.order)
+        (page, inside), stored = self._factors(piece, extents, values, key)
+        if self.layout.sharding is not None:
+            page = self._sharded(self.layout.sharding, page, extents, values, channels)
         padded = prove([*page, *inside], extents, self.layout.buffers, f"{key}.order")
         page_digits, pages = strides(page, f"{key}.order")
         inside_digits, elements = strides(inside, f"{key}.order")
         kvs = tuple(kv for kv in range(shape.kvs) if piece.kv in (None, kv))
-        return CompiledPiece(kvs, page_digits, inside_digits, elements, padded), pages
+        return CompiledPiece(kvs, page_digits, inside_digits, elements, padded, stored), pages
+
+    def _factors(
+        self, piece: Piece, extents: Mapping[Axis, int], values: Mapping[str, int], key: str
+    ) -> tuple[tuple[list[Factor], list[Factor]], tuple[Run, ...]]:
+        """Factors of page and inside; and where dims are stored, where their renames are no digits of dim."""
+        parts = parts_of(piece.splits, extents["dim"], values, f"{key}.split")
+        renames = [(name, without_empty(terms, parts)) for name, terms in piece.renames]
+        refiner = Refiner(extents, values, f"{key}.order")
+        # What is only a part of dim has no digits of dim.
+        exact = all(part.size in (0, extents["dim"]) for part in parts.values())
+        first: LayoutError | None = None
+        if exact:
+            try:
+                for name, part in parts.items():
+                    if part.size:
+                        refiner.name(name, [Factor("dim", 1, part.size)], f"{key}.split")
+                for name, left in renames:
+                    if len(left) != 1:
+                        got = f"{len(left)} terms with indices in {name!r}"
+                        raise LayoutError("a sum is of parts", field=f"{key}.rename", got=got, expected=1)
+                    refiner.rename(name, left[0], f"{key}.rename")
+                return refiner.order(piece.order), ()
+            except LayoutError as error:
+                first = error
+        written = stored_name(piece.order, [name for name, _ in renames], parts)
+        if written is None:
+            raise first or LayoutError(
+                "where dim is split, the order names one rename that holds all its parts",
+                field=f"{key}.order",
+                got=piece.text,
+                expected="m, for instance, with a rename 'm = one + other'",
+            )
+        if extents["dim"] > MAX_DIM:
+            raise first or LayoutError(
+                "too large for parts", field="dim", got=extents["dim"], expected=f"at most {MAX_DIM}"
+            )
+        try:
+            tables = Tables(extents["dim"], parts, values)
+            for new, left in renames:
+                tables.rename(new, left, f"{key}.rename")
+            runs = tables.runs(written, f"{key}.rename")
+            refiner = Refiner(extents, values, f"{key}.order")
+            refiner.name(written, [Factor("dim", 1, extents["dim"], open=True)], f"{key}.rename")
+            return refiner.order(piece.order), runs
+        except LayoutError as error:
+            raise first or error from None
+
+    @property
+    def _inside(self) -> bool:
+        return self.layout.scale is not None and self.layout.scale.place == "page"
+
+    def _scale(self, info: CodecInfo, shape: CacheShape, channels: int, align: int) -> CompiledLayout | None:
+        """The tensor of scales, where elements of this codec have one."""
+        scale = self.layout.scale
+        if scale is None or scale.order is None or not _scaled(info):
+            return None
+        if self.layout.sharding is not None:
+            raise self._error("scales beside shards are not described", "scale", scale.place, "constant")
+        axes = names_in([*scale.order.page, *scale.order.inside])
+        for axis in ("block", "slot"):
+            if axis not in axes:
+                raise self._error(
+                    "scales that are not of tokens are no tensor of the cache's blocks",
+                    "scale.order",
+                    scale.text,
+                    f"{axis} in it, or the place 'constant'",
+                )
+        groups = 1
+        if "dim" in axes:
+            if shape.dim % scale.group:
+                raise self._error(
+                    "the groups do not fill a head", "scale.group", scale.group, f"a factor of {shape.dim}"
+                )
+            groups = shape.dim // scale.group
+        # One scale for all indices of an axis: an extent of 1, which has a place anywhere.
+        single = tuple(Term(Name(a, 1), (), a, 1) for a in ("head", "dim") if a not in axes)
+        order = scale.order
+        order = (
+            replace(order, inside=(*order.inside, *single))
+            if order.cut
+            else replace(order, page=(*order.page, *single))
+        )
+        tensor = replace(
+            self.layout,
+            name=f"{self.layout.name} scales",
+            codec=scale.codec,
+            codecs=(scale.codec,),
+            params=(),
+            scale=None,
+            pieces=(
+                replace(self.layout.pieces[0], kv=None, order=order, splits=(), renames=(), text=scale.text),
+            ),
+        )
+        box = replace(shape, heads=shape.heads if "head" in axes else 1, dim=groups)
+        compiled = Compiler(tensor).compile(box, None, channels if channels > 1 else None, align, {})
+        if compiled.shares_pages:
+            raise self._error(
+                "scales of K and V do not share pages", "scale.order", scale.text, "kv before '|'"
+            )
+        return compiled
+
+    def _sharded(
+        self,
+        sharding: Sharding,
+        page: Sequence[Factor],
+        extents: Mapping[Axis, int],
+        values: Mapping[str, int],
+        channels: int,
+    ) -> list[Factor]:
+        """The page's factors in an order in which dealing page by page is dealing shard by shard.
+
+        Page i lies in channel `i % channels`, so the digit of the bank becomes the least significant one; above it
+        are the digits inside a shard, above these those of a bank's second shard, third and so on.
+        """
+        where = self._where("placement.shard")
+        refiner, term = Refiner(extents, values, where), Term(Name("shard", 1), (), "shard", 1)
+        rows, columns = (evaluate(e, values, where) for e in (sharding.rows, sharding.columns))
+        wide = len(page)
+        while wide and page[wide - 1].axis == "dim":
+            wide -= 1
+        down, down_in = refiner.cut(list(page[:wide]), rows, term)
+        across, across_in = refiner.cut(list(page[wide:]), columns, term)
+        shards = [*across, *down] if sharding.down else [*down, *across]
+        later, bank = refiner.cut(shards, channels, term)
+        return [*later, *down_in, *across_in, *bank]
 
     def _agree(self, first: CompiledPiece, pages: int, other: CompiledPiece, others: int) -> None:
         """Pieces share a buffer's page numbers, or its description: they must not overlap or leave gaps."""
@@ -165,7 +311,17 @@ class Compiler:
                 raise self._error(f"the pieces differ in {what}", "piece", f"{a} and {b}", "the same number")
         if "kv" not in self.layout.buffers:
             # The pages with kv = k are those whose number has the digit k there: the same digit in every piece.
+            # Where K and V share pages, the positions with kv = k.
             ours, theirs = ([d for d in p.page if d.axis == "kv"] for p in (first, other))
+            if ours == theirs:
+                ours, theirs = ([d for d in p.inside if d.axis == "kv"] for p in (first, other))
+                if ours or theirs:
+                    raise self._error(
+                        "K and V share pages but lie differently in them",
+                        "piece",
+                        "kv behind '|'",
+                        "kv before '|'",
+                    )
             if ours != theirs:
                 raise self._error(
                     "kv lies at different digits in two pieces, so they overlap",
@@ -202,6 +358,11 @@ class Compiler:
                 f"{info.name} over {piece.elements} elements",
                 f"{info.group} elements",
             )
+
+
+def _scaled(info: CodecInfo) -> bool:
+    """Whether elements of this codec are multiplied by a scale that the layout speaks of."""
+    return info.bits == 8 and info.group == 1
 
 
 def _strides(digits: Sequence[Digit]) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hawk.errors import LayoutError
 from hawk.layouts.compiled import AXES, CacheShape
 from hawk.layouts.digits import show
+from hawk.layouts.grammar import show as show_number
 
 if TYPE_CHECKING:
     from hawk.layouts.compiled import Axis, CompiledLayout, CompiledPiece
@@ -28,10 +31,12 @@ def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | No
         ("codec", layout.codec + (f" (or {', '.join(others)})" if others else "")),
         ("buffers", f"one for each {' and '.join(layout.buffers)}" if layout.buffers else "one"),
         ("memory", _placement(layout)),
+        ("scale", _scale(layout)),
         ("params", ", ".join(f"{name} = {default}" for name, default in layout.params)),
     ]
     for piece in layout.pieces:
         where = "" if piece.kv is None else f" ({_kv_name(piece.kv)})"
+        facts += [(f"split{where}", text) for text in piece.split_texts]
         facts += [(f"rename{where}", text) for text in piece.rename_texts]
         facts.append((f"order{where}", piece.text))
     width = max(len(key) for key, value in facts if value)
@@ -50,7 +55,26 @@ def _placement(layout: Layout) -> str:
     if layout.placement == "linear":
         return f"linear{aligned}"
     c = layout.channels
+    if layout.sharding is not None:
+        rows, columns = (show_number(e) for e in (layout.sharding.rows, layout.sharding.columns))
+        banks = f"banks {', '.join(map(str, layout.banks))}" if layout.banks else f"{c} channels"
+        order = "columns" if layout.sharding.down else "rows"
+        return (
+            f"sharded: {rows} x {columns} pages each, numbered along the {order}, dealt to {banks}{aligned}"
+        )
     return f"interleaved: page i is number i // {c} of channel i % {c}{aligned}"
+
+
+def _scale(layout: Layout) -> str:
+    scale = layout.scale
+    if scale is None:
+        return ""
+    if scale.order is None:
+        return f"constant {scale.value:g}" if scale.place == "constant" else "in the header of each page"
+    where = "in buffers of their own" if scale.place == "buffer" else "behind the elements of each page"
+    return f"{scale.codec} {where}: {scale.text}" + (
+        f", dims by {scale.group}" if "dim" in scale.text else ""
+    )
 
 
 def _kv_name(kv: int) -> str:
@@ -70,6 +94,8 @@ def _compiled(compiled: CompiledLayout, word: str) -> list[str]:
         names = " and ".join(_kv_name(kv) for kv in piece.kvs)
         page, inside = show(piece.page, extents) or "0", show(piece.inside, extents) or "0"
         lines.append(f"  {names}: page {page} | element {inside}")
+        if piece.stored:
+            lines.append(f"    digits of dim are those of where it is stored: {_runs(piece)}")
         if piece.padded:
             lines.append("    positions beyond the extents are padding and hold 0")
         lines += _drawing(compiled, piece)
@@ -86,18 +112,31 @@ def _drawing(compiled: CompiledLayout, piece: CompiledPiece) -> list[str]:
     for slot in slots:
         cells = []
         for dim in dims:
-            page, inside = base, 0
-            for axis, index in (("slot", slot), ("dim", dim)):
-                page += sum(index // d.div % d.ext * d.stride for d in piece.page if d.axis == axis)
-                inside += sum(index // d.div % d.ext * d.stride for d in piece.inside if d.axis == axis)
+            page, inside = base, compiled.first_position(kv)
+            here: tuple[tuple[Axis, int], ...] = (("slot", slot), ("dim", dim))
+            for axis, index in here:
+                at = np.asarray([index], dtype=np.int64)
+                page += int(piece.page_term(axis, at)[0])
+                inside += int(piece.inside_term(axis, at)[0])
             cells.append(f"{f'{page}:{inside}':>10}")
         lines.append(f"{slot:>12}" + "".join(cells))
     return lines
+
+
+def _runs(piece: CompiledPiece) -> str:
+    """The runs of a rename as text, the first few of them."""
+    found = []
+    for r in piece.stored[:4]:
+        end = r.first + r.count - 1
+        step = f" by {r.step}" if r.step != 1 else ""
+        found.append(f"{r.first}..{end} from {r.to} on{step}")
+    return ", ".join(found) + (", ..." if len(piece.stored) > 4 else "")
 
 
 def _steps(compiled: CompiledLayout, piece: CompiledPiece, axis: Axis) -> list[int]:
     """Index 0, the first step of each digit of `axis`, and the last index."""
     last = compiled.shape.extent(axis) - 1
     digits = (*piece.page, *piece.inside)
-    steps = sorted({0, *(d.div for d in digits if d.axis == axis and d.div <= last)})
+    first = {r.first for r in piece.stored} if axis == "dim" and piece.stored else set()
+    steps = sorted({0, *first, *(d.div for d in digits if d.axis == axis and d.div <= last)})
     return [*steps[: MAX_LINES - 1], *([last] if last > steps[-1] or len(steps) >= MAX_LINES else [])]

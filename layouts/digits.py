@@ -2,9 +2,9 @@
 
 The value of a term is a mixed-radix number: a list of *factors*, each `(index[axis] // div) % ext` of one
 axis, most significant first.  `/n` and `%n` cut that list at n.  Where the cut falls inside a factor the
-factor is split in two, which is right only if the lower part divides it - or if the factor is *open* and the top of the
-list: then nothing is above it, and the surplus is padding.  An axis is open until a `%` closes it.  What cannot
-be split so is not a sum of digits of single axes, and is refused.
+factor is split in two, which is right only if the lower part divides it - or if the factor is *open* and the
+top of the list: then nothing is above it, and the surplus is padding.  An axis is open until a `%` closes it.
+Factors of one value count as nothing.  What cannot be split so is not a sum of digits of single axes, and is refused.
 """
 
 from __future__ import annotations
@@ -53,11 +53,15 @@ class Refiner:
 
     def rename(self, name: str, term: Term, field: str) -> None:
         """Let `name` stand for `term` from here on."""
+        outer, self.field = self.field, field
+        self.name(name, self.value(term), field)
+        self.field = outer
+
+    def name(self, name: str, factors: list[Factor], field: str) -> None:
+        """Let `name` stand for `factors` from here on."""
         if name in self.names:
             raise LayoutError("this name has a meaning already", field=field, got=name)
-        outer, self.field = self.field, field
-        self.names[name] = self.value(term)
-        self.field = outer
+        self.names[name] = factors
 
     def order(self, order: Order) -> tuple[list[Factor], list[Factor]]:
         """Factors of the page number and of the inside, those of extent 1 included."""
@@ -74,12 +78,12 @@ class Refiner:
             cut = outer[-1] + 1 if outer else 0
             page, inside = page[:cut], page[cut:]
         for factor in inside:
-            if factor.axis in ("layer", "kv", "block"):
+            if factor.axis in ("layer", "block"):
                 raise LayoutError(
-                    "a page may not span layers, K and V, or blocks",
+                    "a page may not span layers or blocks",
                     field=self.field,
                     got=f"{factor} behind '|'",
-                    expected="head, slot and dim behind '|'",
+                    expected="kv, head, slot and dim behind '|'",
                 )
         return page, inside
 
@@ -123,7 +127,7 @@ class Refiner:
                 low.append(factor)
                 n //= factor.ext
                 continue
-            if factor.open and not high:
+            if factor.open and all(f.ext == 1 for f in high):
                 # Kept even where it has one value only: a `%` behind this cut may widen it.
                 high.append(replace(factor, div=factor.div * n, ext=-(-factor.ext // n)))
             elif factor.ext % n == 0:

@@ -1,7 +1,9 @@
 """The text of orders and renames: parsed here into a small tree, given meaning in `layout`.
 
     order    term... [ "|" term... ]                 most significant first
-    rename   NAME "=" term
+    split    "dim" "=" part { "+" part }              the parts of an axis, one after another
+    part     NAME [ ":" operand ]                    without a size, only at the end: all that is left
+    rename   NAME "=" term { "+" term }              terms of parts, one after another
     term     ( NAME | "(" term... ")" ) { ("/" | "%") operand }
     operand  NUMBER | NAME | "(" sum ")"             NAME is a parameter here
     sum      product { ("+" | "-") product }
@@ -28,7 +30,9 @@ MAX_TEXT = 4096
 MAX_DEPTH = 16
 MAX_NUMBER = 2**40
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|([0-9]+)|([()/%|=*+-])|(\S))")
+MAX_PARTS = 8
+
+_TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|([0-9]+)|([()/%|=:*+-])|(\S))")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -153,6 +157,13 @@ class Term:
     ops: tuple[tuple[str, Arith], ...]
     text: str
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`dim` in consecutive parts: names and sizes; None, the last one's only, is what the others leave."""
+
+    parts: tuple[tuple[str, Arith | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,17 +303,61 @@ def parse_order(text: str, field: str = "order") -> Order:
     return Order(page, inside, cut)
 
 
-def parse_rename(text: str, field: str = "rename") -> tuple[str, Term]:
-    """Name and term of a rename such as `m = (dim%(R/2) dim/(R/2))`; `LayoutError` as `parse_order`."""
+def parse_number(text: str, field: str) -> Arith:
+    """The tree of an expression on parameters such as `S/32*2`; `LayoutError` as `parse_order`."""
     parser = _Parser(text, field)
+    expr = parser.sum(0)
+    parser.end("an operation or the end")
+    return expr
+
+
+def parse_rename(text: str, field: str = "rename") -> tuple[str, tuple[Term, ...]]:
+    """Name and terms of a rename such as `m = (dim%(R/2) dim/(R/2))` or `m = (rope%8 rope/8) + rest`.
+
+    Raises `LayoutError` as `parse_order`.
+    """
+    parser = _Parser(text, field)
+    name = _new_name(parser, "rename")
+    terms = [parser.term(0)]
+    while parser.take("+"):
+        if len(terms) == MAX_PARTS:
+            raise parser.error(f"at most {MAX_PARTS} terms")
+        terms.append(parser.term(0))
+    parser.end("'+' or the end: the meaning is one term or a sum, so several are put in parentheses")
+    return name, tuple(terms)
+
+
+def parse_split(text: str, field: str = "split") -> Split:
+    """The parts of a split such as `dim = latent:512 + rope`; `LayoutError` as `parse_order`."""
+    parser = _Parser(text, field)
+    axis = parser.peek()[1]
+    if axis != "dim":
+        raise parser.error("'dim', the axis that can be split", "cannot read this split")
+    parser.pos += 1
+    parts: list[tuple[str, Arith | None]] = []
+    sign = "="
+    while parser.take(sign):
+        if len(parts) == MAX_PARTS:
+            raise parser.error(f"at most {MAX_PARTS} parts")
+        if parts and parts[-1][1] is None:
+            raise parser.error("the end: a part without a size takes all that is left")
+        parts.append(
+            (_new_name(parser, "split", equals=False), parser.operand(0) if parser.take(":") else None)
+        )
+        sign = "+"
+    if not parts:
+        raise parser.error("'='", "cannot read this split")
+    parser.end("':', '+' or the end" if parts[-1][1] is None else "'+' or the end")
+    return Split(tuple(parts))
+
+
+def _new_name(parser: _Parser, what: str, *, equals: bool = True) -> str:
     kind, name, _ = parser.peek()
     if kind != "name":
-        raise parser.error("a new name and '='", "cannot read this rename")
+        raise parser.error("a new name" + (" and '='" if equals else ""), f"cannot read this {what}")
     if name in AXES:
         raise parser.error("a name that is not an axis already", "an axis cannot be given a new meaning")
     parser.pos += 1
-    if not parser.take("="):
-        raise parser.error("'='", "cannot read this rename")
-    term = parser.term(0)
-    parser.end("the end: the meaning is one term, so several are put in parentheses")
-    return name, term
+    if equals and not parser.take("="):
+        raise parser.error("'='", f"cannot read this {what}")
+    return name

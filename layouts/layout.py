@@ -1,45 +1,27 @@
 """A layout's declaration: read from TOML, checked, and compiled for a shape.
 
 The text stays with the layout (`Layout.text`): it travels to the other agent, which reads it with the same
-checks, so neither side needs the other's files.  Every bound here is one that a hostile text would test.
+checks, so neither side needs the other's files.
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from hawk.errors import LayoutError
-from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES
-from hawk.layouts.compiling import MAX_ALIGN, MAX_CHANNELS, Compiler, bounded, short
-from hawk.layouts.digits import MAX_ELEMENTS
-from hawk.layouts.grammar import Order, Term, is_name, nearest, parse_order, parse_rename
+from hawk.layouts.compiling import Compiler, short
+from hawk.layouts.reading import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hawk.layouts.compiled import Axis, CacheShape, CompiledLayout
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?\Z")
+    from hawk.layouts.declared import Piece, Placement, Scale, Sharding
 
 MAX_TEXT = 16384
-MAX_PIECES = 8
-MAX_RENAMES = 8
-MAX_PARAMS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One `[[piece]]`: the values of kv it holds for (None: all), its order, its renames in sequence."""
-
-    kv: int | None
-    order: Order
-    renames: tuple[tuple[str, Term], ...]
-    text: str
-    rename_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +32,11 @@ class Layout:
     codec, codecs            how elements are stored by default, and what else may be asked for
     buffers                  axes that select separate base addresses, a subset of `("layer", "kv")`
     align                    page strides are rounded up to a multiple of it, bytes
-    placement, channels      "linear" (one channel), or "interleaved" over that many (a default)
+    placement, channels      "linear" (one channel), or "interleaved" or "sharded" over that many (a default)
+    banks, sharding          the memory channels that shards are dealt to in turn (empty: all, in order), and how
     params                   defaults of the parameters: a number, or the axis whose extent it is
     pieces                   orders, one for all or one for each value of kv
+    scale                    what elements of eight bits are multiplied by, or None
     text, origin             the TOML itself, and where it came from (for messages; not compared)
     """
 
@@ -63,10 +47,13 @@ class Layout:
     codecs: tuple[str, ...]
     buffers: tuple[Axis, ...]
     align: int
-    placement: Literal["linear", "interleaved"]
+    placement: Placement
     channels: int
+    banks: tuple[int, ...]
+    sharding: Sharding | None
     params: tuple[tuple[str, int | Axis], ...]
     pieces: tuple[Piece, ...]
+    scale: Scale | None
     text: str = field(repr=False)
     origin: str = field(default="", compare=False)
 
@@ -89,7 +76,7 @@ class Layout:
             raise LayoutError(
                 "the declaration is not TOML", field=origin, got=short(str(error), 200)
             ) from None
-        return _Reader(tables, origin).layout(text)
+        return cls(**Reader(tables, origin).fields(), text=text, origin=origin)
 
     def to_toml(self) -> str:
         """The declaration, as `from_toml` reads it."""
@@ -120,213 +107,3 @@ class Layout:
         this shape, is no sum of digits of single axes, or does not fit the codec's groups.
         """
         return Compiler(self).compile(shape, codec, channels, align, params or {})
-
-
-class _Reader:
-    """Turns the tables of one TOML into a `Layout`; every key is checked, unknown ones are refused."""
-
-    def __init__(self, tables: dict[str, Any], origin: str) -> None:
-        self.tables, self.origin = tables, origin
-
-    def layout(self, text: str) -> Layout:
-        top = self.tables
-        self.keys(
-            top,
-            "",
-            (
-                "name",
-                "summary",
-                "source",
-                "codec",
-                "codecs",
-                "buffers",
-                "align",
-                "placement",
-                "params",
-                "piece",
-            ),
-        )
-        name = self.string(top, "name")
-        if not _NAME.match(name):
-            raise self.error(
-                "this cannot name a layout", "name", name, "at most 64 of a-z, 0-9, and . _ - / between them"
-            )
-        codec = self.string(top, "codec")
-        codecs = tuple(self.strings(top, "codecs", [codec]))
-        for key, value in (("codec", codec), *(("codecs", c) for c in codecs)):
-            if value not in CODECS:
-                raise self.error("unknown codec", key, value, ", ".join(CODECS), nearest(value, CODECS))
-        if codec not in codecs:
-            raise self.error(
-                "the default codec is not among the allowed ones", "codec", codec, ", ".join(codecs)
-            )
-        kind, channels = self.placement(top)
-        return Layout(
-            name=name,
-            summary=self.string(top, "summary", ""),
-            source=self.string(top, "source", ""),
-            codec=codec,
-            codecs=codecs,
-            buffers=self.buffers(top),
-            align=bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align"),
-            placement=kind,
-            channels=channels,
-            params=self.params(top),
-            pieces=self.pieces(top),
-            text=text,
-            origin=self.origin,
-        )
-
-    def error(
-        self, message: str, key: str, got: object = None, expected: object = None, hint: str | None = None
-    ) -> LayoutError:
-        return LayoutError(
-            message,
-            field=f"{self.origin}: {key}",
-            got=None if got is None else short(got, 200),
-            expected=expected,
-            hint=hint,
-        )
-
-    def keys(self, table: Mapping[str, Any], prefix: str, known: Iterable[str]) -> None:
-        for key in table:
-            if key not in known:
-                where = prefix + (key if is_name(key) else short(key))
-                raise self.error("unknown key", where, None, ", ".join(known), nearest(key, known))
-
-    def string(self, table: Mapping[str, Any], key: str, default: str | None = None, prefix: str = "") -> str:
-        value = table.get(key, default)
-        if not isinstance(value, str) or (not value and default is None):
-            raise self.error(
-                "missing" if value is None else "of the wrong kind",
-                prefix + key,
-                value,
-                "a string that is not empty",
-            )
-        if not value.isprintable():
-            raise self.error(
-                "holds characters that cannot be printed", prefix + key, value, "one line of text"
-            )
-        return value
-
-    def strings(self, table: Mapping[str, Any], key: str, default: list[str], prefix: str = "") -> list[str]:
-        value = table.get(key, default)
-        if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-            raise self.error("of the wrong kind", prefix + key, value, "a list of strings that is not empty")
-        if len(set(value)) != len(value):
-            raise self.error("a name comes twice", prefix + key, value)
-        return value
-
-    def placement(self, top: Mapping[str, Any]) -> tuple[Literal["linear", "interleaved"], int]:
-        table = top.get("placement", {"kind": "linear"})
-        if not isinstance(table, dict):
-            raise self.error("of the wrong kind", "placement", table, "a table")
-        self.keys(table, "placement.", ("kind", "channels"))
-        kind = table.get("kind")
-        if kind == "interleaved":
-            return "interleaved", bounded(
-                table.get("channels"), MAX_CHANNELS, f"{self.origin}: placement.channels"
-            )
-        if kind != "linear":
-            raise self.error(
-                "unknown placement",
-                "placement.kind",
-                kind,
-                "linear, interleaved",
-                nearest(str(kind), ("linear", "interleaved")),
-            )
-        if table.get("channels", 1) != 1:
-            raise self.error("a linear layout has one channel", "placement.channels", table["channels"], 1)
-        return "linear", 1
-
-    def buffers(self, top: Mapping[str, Any]) -> tuple[Axis, ...]:
-        words = self.string(top, "buffers", "").split()
-        for word in words:
-            if word not in ("layer", "kv"):
-                raise self.error(
-                    "this axis cannot select buffers",
-                    "buffers",
-                    word,
-                    "layer, kv",
-                    nearest(word, ("layer", "kv")),
-                )
-        if len(set(words)) != len(words):
-            raise self.error("a name comes twice", "buffers", " ".join(words))
-        return tuple(axis for axis in AXES if axis in words)
-
-    def params(self, top: Mapping[str, Any]) -> tuple[tuple[str, int | Axis], ...]:
-        table = top.get("params", {})
-        if not isinstance(table, dict) or len(table) > MAX_PARAMS:
-            raise self.error(
-                "of the wrong kind", "params", table, f"a table of at most {MAX_PARAMS} defaults"
-            )
-        found: list[tuple[str, int | Axis]] = []
-        for name, default in table.items():
-            key = f"params.{name if is_name(name) else short(name)}"
-            if not is_name(name) or name in AXES:
-                raise self.error(
-                    "this cannot name a parameter", key, name, "letters, digits and _, and not an axis"
-                )
-            axes = [axis for axis in AXES if axis == default]
-            found.append((name, axes[0] if axes else self.number(default, key)))
-        return tuple(found)
-
-    def number(self, value: object, key: str) -> int:
-        if isinstance(value, str):
-            raise self.error(
-                "unknown axis", key, value, "a number or one of " + ", ".join(AXES), nearest(value, AXES)
-            )
-        return bounded(value, MAX_ELEMENTS, f"{self.origin}: {key}")
-
-    def pieces(self, top: Mapping[str, Any]) -> tuple[Piece, ...]:
-        tables = top.get("piece")
-        if (
-            not isinstance(tables, list)
-            or not 1 <= len(tables) <= MAX_PIECES
-            or not all(isinstance(t, dict) for t in tables)
-        ):
-            raise self.error(
-                "missing or of the wrong kind", "piece", tables, f"1 to {MAX_PIECES} tables [[piece]]"
-            )
-        pieces = [self.piece(table, f"piece[{i}].") for i, table in enumerate(tables)]
-        held = [piece.kv for piece in pieces]
-        if len(set(held)) != len(held) or (None in held and len(held) > 1):
-            raise self.error(
-                "two pieces hold the same values of kv",
-                "piece",
-                None,
-                'one piece, or one for each of where = "kv=0", "kv=1"',
-            )
-        return tuple(pieces)
-
-    def piece(self, table: Mapping[str, Any], prefix: str) -> Piece:
-        self.keys(table, prefix, ("where", "order", "rename"))
-        kv: int | None = None
-        if "where" in table:
-            where = table["where"]
-            known = {"kv=0": 0, "kv=1": 1}
-            kv = known.get("".join(where.split())) if isinstance(where, str) else None
-            if kv is None:
-                raise self.error("cannot read this condition", f"{prefix}where", where, '"kv=0" or "kv=1"')
-        text = self.string(table, "order", prefix=prefix)
-        rename = table.get("rename", [])
-        texts = [rename] if isinstance(rename, str) else rename
-        if (
-            not isinstance(texts, list)
-            or len(texts) > MAX_RENAMES
-            or not all(isinstance(t, str) for t in texts)
-        ):
-            raise self.error(
-                "of the wrong kind",
-                f"{prefix}rename",
-                rename,
-                f"a string, or a list of at most {MAX_RENAMES}",
-            )
-        key = f"{self.origin}: {prefix}"
-        return Piece(
-            kv=kv,
-            order=parse_order(text, f"{key}order"),
-            renames=tuple(parse_rename(t, f"{key}rename") for t in texts),
-            text=text,
-            rename_texts=tuple(texts),
-        )

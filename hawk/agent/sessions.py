@@ -106,20 +106,21 @@ def _check_refs(layout: CompiledLayout, refs: list[BufferRef]) -> None:
             got=layout.channels,
             hint="Use Client.allocate for a cache in the memory of a device",
         )
-    if len(refs) != layout.buffer_count:
+    sizes = layout.buffer_bytes
+    if len(refs) != len(sizes):
         raise InvalidArgument(
             "one buffer for each base address of the layout",
             field="buffers",
             got=len(refs),
-            expected=layout.buffer_count,
+            expected=len(sizes),
         )
     for i, ref in enumerate(refs):
-        if ref.nbytes < layout.channel_bytes:
+        if ref.nbytes < sizes[i]:
             raise RegistrationFailed(
                 "the buffer is smaller than the cache needs",
                 field=f"buffers[{i}]",
                 got=f"{ref.nbytes} bytes",
-                expected=f"{layout.channel_bytes} bytes",
+                expected=f"{sizes[i]} bytes",
             )
         if ref.tag != HERE and ref.offset + ref.nbytes > ref.total:
             raise RegistrationFailed(
@@ -164,20 +165,22 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
 
     Raises `OutOfMemory` naming the channel, or `LayoutError`.
     """
+    named = compile_descr(descr).banks  # a layout that names its banks has one channel for each of them
     bound = CacheDescr(
         **{
             **{name: getattr(descr, name) for name in descr.__struct_fields__},
-            "channels": descr.channels or memory.channels,
+            "channels": descr.channels or (0 if named else memory.channels),
             "align": descr.align or memory.alignment,
         }
     )
     layout = compile_descr(bound)
-    if layout.channels != memory.channels:
+    banks = layout.banks or tuple(range(layout.channels))
+    if max(banks) >= memory.channels or (not layout.banks and layout.channels != memory.channels):
         raise InvalidArgument(
             "the layout deals pages to another number of channels than the memory has",
             field="cache.channels",
-            got=layout.channels,
-            expected=memory.channels,
+            got=f"banks {', '.join(map(str, banks))}" if layout.banks else layout.channels,
+            expected=f"banks below {memory.channels}" if layout.banks else memory.channels,
             memory=memory.name,
         )
     if layout.page_stride % memory.alignment and layout.channels > 1:
@@ -189,9 +192,10 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
         )
     owner = f"cache/{secrets.token_hex(8)}"
     taken: list[Allocation] = []
+    sizes = layout.buffer_bytes
     try:
-        while len(taken) < layout.buffer_count:
-            taken.append(memory.allocate(layout.channel_bytes, owner))
+        while len(taken) < len(sizes):
+            taken.append(memory.allocate(sizes[len(taken)], owner, channels=layout.banks or None))
     except BaseException:
         for allocation in taken:
             memory.free(allocation)
@@ -206,7 +210,7 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
         descr=bound,
         layout=layout,
         placement=Placement(
-            region=np.tile(np.arange(channels, dtype=np.int32), (layout.buffer_count, 1)),
+            region=np.tile(np.asarray(banks, dtype=np.int32), (len(taken), 1)),
             offset=np.repeat(
                 np.asarray([a.offset for a in taken], dtype=np.int64)[:, None], channels, axis=1
             ),

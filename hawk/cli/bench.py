@@ -100,3 +100,13 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 def retile(as_json: bool, **options: Any) -> None:
     """Conversion between layouts on one core, beside a plain copy of the same bytes."""
     _bench("retile", as_json, **options)
+
+
+@bench.command()
+@click.option("--tokens", type=click.IntRange(8), help="Tokens of a request.  [default: 8192]")
+@click.option("--layers", type=click.IntRange(2), help="Layers of the model.  [default: 80]")
+@click.option("--runs", type=click.IntRange(1, 10000), help="Plans of every size.  [default: 25]")
+@_json
+def plan(as_json: bool, **options: Any) -> None:
+    """Planning with fresh block tables: shapes never seen, shapes seen before, and how it grows with the segments."""
+    _bench("plan", as_json, **options)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument, Unmappable
-from hawk.retile.build import build_program
+from hawk.plan.scales import check_scales, scale_selection
+from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     from hawk.layouts.compiled import CompiledLayout
-    from hawk.plan.types import Selection
+    from hawk.plan.types import Placement, Selection
 
     I64 = NDArray[np.int64]
 
@@ -24,34 +27,116 @@ def entries(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
     return selection.token // size, -(-(selection.token + selection.tokens) // size)
 
 
-def check(src: CompiledLayout, dst: CompiledLayout) -> None:
-    """Raises `Unmappable` unless every element of `src` has its place in `dst`.
+def program_part(
+    src: CompiledLayout, dst: CompiledLayout, selection: Selection
+) -> tuple[int, int, int] | None:
+    """The heads of the selection as `build_programs` takes them: None where all of both sides move."""
+    if not selection.heads:
+        return None
+    if selection.heads == src.shape.heads == dst.shape.heads:
+        return None
+    return selection.head, selection.heads, selection.source_head
 
-    What may differ: block size, number of blocks, order, codec, channels, alignment.  What must not, and is
-    then named by `field`: layers, kvs, heads, dim.  Digits that cannot be refined to a common chain are
-    named by axis.
+
+def check(src: CompiledLayout, dst: CompiledLayout, selection: Selection | None = None) -> None:
+    """Raises `Unmappable` unless every element that is to move has its place in `dst`.
+
+    What may differ: block size, number of blocks, order, codec, channels, alignment; with a `selection` that
+    says which belong together, layers and heads too.  What must not, and is then named by `field`: layers, kvs,
+    heads, dim.  Digits that cannot be refined to a common chain are named by axis.
+
+    Raises `InvalidArgument` for layers or heads of the selection that a side does not have.
     """
+    mapped = set()
+    if selection is not None:
+        mapped = {"layers"} | ({"heads"} if selection.heads else set())
+        check_selection(dst, selection)
+        check_source(src, selection)
     for name in ("layers", "kvs", "heads", "dim"):
         ours, theirs = getattr(src.shape, name), getattr(dst.shape, name)
-        if ours != theirs:
+        if ours != theirs and name not in mapped:
             raise Unmappable(
                 f"the caches differ in {name}",
                 field=f"shape.{name}",
                 got=f"{theirs} in the target {dst.name}",
                 expected=f"{ours} as in the source {src.name}",
             )
+    check_scales(src, dst)
+    if src.scale is not None and dst.scale is not None:
+        check(src.scale, dst.scale, None if selection is None else scale_selection(dst, selection))
+    part = None if selection is None else program_part(src, dst, selection)
     for kv in range(src.shape.kvs):
-        build_program(src, dst, kv)
+        build_programs(src, dst, kv, part)
 
 
 def check_selection(layout: CompiledLayout, selection: Selection, field: str = "selection") -> None:
-    """Raises `InvalidArgument` if the selection names layers that the cache does not have."""
-    if selection.layer + selection.layers > layout.shape.layers:
+    """Raises `InvalidArgument` if the selection names layers or heads that the target does not have."""
+    _within(layout, f"{field}.layers", selection.layer, selection.layers, layout.shape.layers)
+    if selection.heads:
+        _within(layout, f"{field}.heads", selection.head, selection.heads, layout.shape.heads)
+
+
+def check_source(layout: CompiledLayout, selection: Selection, field: str = "selection") -> None:
+    """Raises `InvalidArgument` if the selection names layers or heads that the source does not have."""
+    layers = selection.source_layers
+    if layers:
+        _within(
+            layout, f"{field}.source_layers", min(layers), max(layers) + 1 - min(layers), layout.shape.layers
+        )
+    else:
+        _within(layout, f"{field}.layers", selection.layer, selection.layers, layout.shape.layers)
+    if selection.heads:
+        _within(layout, f"{field}.source_head", selection.source_head, selection.heads, layout.shape.heads)
+
+
+def _within(layout: CompiledLayout, field: str, first: int, count: int, extent: int) -> None:
+    if first + count > extent:
         raise InvalidArgument(
-            "no such layers",
-            field=f"{field}.layers",
-            got=f"{selection.layer}..{selection.layer + selection.layers - 1}",
-            expected=f"within 0..{layout.shape.layers - 1}",
+            f"no such {'layers' if 'layers' in field else 'heads'}",
+            field=field,
+            got=f"{first}..{first + count - 1}",
+            expected=f"within 0..{extent - 1}",
+            layout=layout.name,
+        )
+
+
+def check_placement(
+    layout: CompiledLayout, placement: Placement, nbytes: Sequence[int], field: str = "placement"
+) -> None:
+    """Raises `InvalidArgument` unless every buffer lies, in every channel, inside the region it is placed in.
+
+    nbytes    size of each region that the placement may name
+    """
+    expected = (len(layout.buffer_bytes), layout.channels)
+    for name in ("region", "offset"):
+        got = getattr(placement, name).shape
+        if got != expected:
+            raise InvalidArgument(
+                "the placement is not one of this layout",
+                field=f"{field}.{name}",
+                got=f"shape {got}",
+                expected=f"shape {expected} (buffers, channels)",
+                layout=layout.name,
+            )
+    unknown = (placement.region < 0) | (placement.region >= len(nbytes))
+    if unknown.any():
+        i, c = (int(k[0]) for k in np.nonzero(unknown))
+        raise InvalidArgument(
+            "no such region",
+            field=f"{field}.region[{i}, {c}]",
+            got=int(placement.region[i, c]),
+            expected=f"0..{len(nbytes) - 1}",
+        )
+    size = np.asarray(nbytes, np.int64)[placement.region]
+    needed = np.asarray(layout.buffer_bytes, np.int64)[:, None]
+    outside = (placement.offset < 0) | (placement.offset + needed > size)
+    if outside.any():
+        i, c = (int(k[0]) for k in np.nonzero(outside))
+        raise InvalidArgument(
+            "the buffer reaches out of its region",
+            field=f"{field}.offset[{i}, {c}]",
+            got=f"{int(needed[i, 0])} bytes at {int(placement.offset[i, c])}",
+            expected=f"within {int(size[i, c])} bytes",
             layout=layout.name,
         )
 

@@ -97,8 +97,7 @@ def _why_not_staged(
         return "the memory cannot move bytes inside a channel"
     if placement is None:
         return None
-    buffer = [target.layout.buffer(layer, kv) for layer, kv in target.planes]
-    region = placement.region[buffer]
+    region = placement.region[target.buffers]
     home = region[0] if staging_region is None else staging_region
     apart = (region != home).any(axis=0)
     if apart.any():

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.plan.check import check, check_blocks, check_selection, entries
+from hawk.plan.check import check, check_blocks, check_selection, check_source, entries, program_part
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
 from hawk.plan.target import split, target_chunk
-from hawk.retile.build import build_program
+from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -32,6 +32,7 @@ class Explanation:
     requests             work requests of a direct transfer, all chunks
     shortest, median, longest    run lengths in bytes; the median is that of the largest chunk
     channel_bytes        bytes moved per channel, all chunks
+    placement            how the target's pages lie, in words
     lossy                why values may change, or None
     decision             of the largest chunk
     """
@@ -49,6 +50,7 @@ class Explanation:
     median: int
     longest: int
     channel_bytes: tuple[int, ...]
+    placement: str
     lossy: str | None
     decision: Decision
 
@@ -67,6 +69,7 @@ class Explanation:
             f"arena       {self.arena_bytes:,} B in {len(self.chunks)} chunk{'s' if len(self.chunks) > 1 else ''}",
             f"segments    {self.segments:,} if direct, in {self.requests:,} requests",
             f"runs        {self.shortest:,} to {self.longest:,} B, median {self.median:,} B",
+            f"placement   {self.placement}",
             f"channels    {channels} B; the fullest holds {self.imbalance:.3f} of the mean",
             f"values      {self.lossy or 'every value is kept'}",
             f"mode        {self.decision.reason}",
@@ -74,30 +77,44 @@ class Explanation:
         return "\n".join(lines)
 
 
-_EXACT = {("bf16", "fp32"), ("fp16", "fp32")} | {
-    (block, wide) for block in ("bfp8_b", "bfp4_b") for wide in ("fp32", "bf16")
-}
+_EXACT = (
+    {("bf16", "fp32"), ("fp16", "fp32")}
+    | {(block, wide) for block in ("bfp8_b", "bfp4_b") for wide in ("fp32", "bf16")}
+    | {(small, wide) for small in ("fp8_e4m3fn", "fp8_e5m2", "int8") for wide in ("fp32", "bf16", "fp16")}
+    | {(block, "fp32") for block in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1")}
+)
 """Conversions that keep every value: the target has all of the source's exponents and mantissas."""
 
 
-def _lossy(src: CompiledLayout, dst: CompiledLayout) -> str | None:
+def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> str | None:
     """Why values may change between the codecs, or None where every value survives."""
     a, b = src.codec, dst.codec
     if a == b:
         if a.group == 1:
             return None
         for kv in range(src.shape.kvs):
-            loops = build_program(src, dst, kv).loops
-            inner = loops[-1] if loops else None
-            # Encoding a decoded group gives the same values, but only if it is the same elements.
-            if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
-                return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
+            for program in build_programs(src, dst, kv, program_part(src, dst, selection)):
+                inner = program.loops[-1] if program.loops else None
+                # Encoding a decoded group gives the same values, but only if it is the same elements.
+                if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
+                    return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
         return None
     if b.group > 1:
         return f"lossy: {b.name} holds {b.bits} bits an element, {b.group} sharing an exponent"
+    if a.factor != 1.0 or b.factor != 1.0:
+        return f"lossy: {a.name} under a scale of {a.factor:g} to {b.name} under {b.factor:g} may round"
     if (a.name, b.name) in _EXACT:
         return None
     return f"lossy: {a.name} to {b.name} may round"
+
+
+def _placement(dst: CompiledLayout) -> str:
+    gap = f" every {dst.page_stride:,} B" if dst.page_stride != dst.page_bytes else ""
+    where = f"page i in channel i % {dst.channels}" if dst.channels > 1 else "one after another"
+    if dst.banks:
+        where = f"in shards over banks {', '.join(map(str, dst.banks))}"
+    buffers = f"{dst.buffer_count:,} buffer{'s' if dst.buffer_count > 1 else ''}"
+    return f"{buffers} of {dst.pages:,} pages of {dst.page_bytes:,} B{gap}, {where}"
 
 
 def explain(
@@ -123,9 +140,9 @@ def explain(
 
     Raises what `check`, `check_blocks`, `split` and `decide` raise.
     """
-    check(src, dst)
-    check_selection(src, selection)
+    check_source(src, selection)
     check_selection(dst, selection)
+    check(src, dst, selection)
     table = np.arange(entries(dst, selection)[1]) if dst_blocks is None else dst_blocks
     blocks = check_blocks(dst, table, selection, "dst_blocks")
     chunks = split(dst, selection, max_bytes=max_bytes)
@@ -168,7 +185,7 @@ def _explanation(
     decision: Decision,
 ) -> Explanation:
     shape, codec = dst.shape, dst.codec
-    elements = selection.layers * shape.kvs * selection.tokens * shape.heads * shape.dim
+    elements = selection.layers * shape.kvs * selection.tokens * selection.target_heads(dst)[1] * shape.dim
     return Explanation(
         selection=selection,
         chunks=chunks,
@@ -183,6 +200,7 @@ def _explanation(
         median=median,
         longest=max(s.longest for s in found),
         channel_bytes=tuple(channel_bytes),
-        lossy=_lossy(src, dst),
+        placement=_placement(dst),
+        lossy=_lossy(src, dst, selection),
         decision=decision,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument
+from hawk.plan.keep import kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +33,10 @@ MAX_PATTERN = 1 << 22
 """Pages of a block times channels: what the table of residues may hold."""
 
 MAX_PAGE = 1 << 26
-"""Elements of a page.  A layout comes from a peer: both bounds are far above any cache, and keep a plan cheap."""
+"""Elements of a page that moves in part.  A layout comes from a peer: these bounds lie far above any cache."""
+
+MAX_MASKS = 1 << 28
+"""Kinds of partial pages times elements of a page."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,11 +47,17 @@ class Pattern:
     first       stretches of residue r are rows `[first[r], first[r + 1])`, `int64[channels + 1]`
     channel, slot, count    channel, index of the first page in that channel counted from the block's own (page
                 // channels), and how many pages
-    cut         -1 where all of these pages move; else the page (one) holds neighbours' rows, and only the byte
-                runs `[cut_first[cut], cut_first[cut + 1])` of `cut_at` and `cut_bytes` move
+    even        stretches of each residue where all have as many, else 0
+    whole       whether all pages of all stretches move whole
+    single      whether moreover each residue has as many stretches and none two of one channel
+    cut         -1 where all of these pages move; else the page (one) holds neighbours' rows or heads, and only the
+                byte runs `[cut_first[cut], cut_first[cut + 1])` of `cut_at` and `cut_bytes` move
     """
 
     pages: int
+    even: int
+    whole: bool
+    single: bool
     first: I64
     channel: I64
     slot: I64
@@ -89,33 +99,52 @@ def fixed_terms(layout: CompiledLayout, kv: int) -> I64:
     return total
 
 
-def _block_pages(layout: CompiledLayout, kv: int) -> tuple[I64, I64]:
-    """Page numbers of a block counted from its own, ascending, and the slot at which each page begins."""
-    page, slot = np.zeros(1, np.int64), np.zeros(1, np.int64)
+@lru_cache(maxsize=512)
+def leads(layout: CompiledLayout) -> tuple[int, ...]:
+    """For each kv the first one whose blocks have the same pages, with the same rows and heads at the same places."""
+
+    def facts(kv: int) -> object:
+        piece = layout.piece(kv)
+        blocks = tuple(d for d in piece.page if d.axis == "block")
+        inside = tuple(d for d in piece.inside if d.axis in ("slot", "head"))
+        # Which dims a page holds may differ, as where K is interleaved.
+        pages = tuple(column.tobytes() for column in _block_pages(layout, kv))
+        return blocks, pages, inside, piece.elements, piece.kvs if layout.shares_pages else ()
+
+    for kv in range(layout.shape.kvs):
+        _check_size(layout, kv, False)
+    found = [facts(kv) for kv in range(layout.shape.kvs)]
+    return tuple(found.index(f) for f in found)
+
+
+def _block_pages(layout: CompiledLayout, kv: int) -> tuple[I64, I64, I64]:
+    """Page numbers of a block counted from its own, ascending, and the slot and head at which each page begins."""
+    page, slot, head = (np.zeros(1, np.int64) for _ in range(3))
     for d in layout.piece(kv).page:
         if d.axis in ("head", "slot", "dim"):
             step = np.arange(d.ext, dtype=np.int64)
             page = (page[:, None] + step * d.stride).ravel()
             slot = (slot[:, None] + step * (d.div if d.axis == "slot" else 0)).ravel()
+            head = (head[:, None] + step * (d.div if d.axis == "head" else 0)).ravel()
     order = np.argsort(page)
-    return page[order], slot[order]
+    return page[order], slot[order], head[order]
 
 
-def _rows_inside(layout: CompiledLayout, kv: int) -> I64:
-    """How many slots past the page's first each position of a page lies, `int64[elements]`."""
+def _inside(layout: CompiledLayout, kv: int, axis: Axis) -> I64:
+    """How many indices along `axis` past the page's first each position of a page lies, `int64[elements]`."""
     piece = layout.piece(kv)
     position = np.arange(piece.elements, dtype=np.int64)
-    row = np.zeros_like(position)
+    index = np.zeros_like(position)
     for d in piece.inside:
-        if d.axis == "slot":
-            row += position // d.stride % d.ext * d.div
-    return row
+        if d.axis == axis:
+            index += position // d.stride % d.ext * d.div
+    return index
 
 
 def _byte_runs(layout: CompiledLayout, moved: NDArray[np.bool_]) -> tuple[I64, I64]:
     """Start and length in bytes of what moves of a page, given which of its positions do."""
     codec = layout.codec
-    # A group of elements lies in one row, so it moves or stays as a whole.
+    # A group of elements lies in one row of one head, so it moves or stays as a whole.
     groups = moved[:: codec.group]
     edge = np.flatnonzero(np.diff(groups, prepend=False, append=False)).reshape(-1, 2).astype(np.int64)
     first, last = edge[:, 0], edge[:, 1]
@@ -132,12 +161,12 @@ def _byte_runs(layout: CompiledLayout, moved: NDArray[np.bool_]) -> tuple[I64, I
     return at, nbytes
 
 
-def _check_size(layout: CompiledLayout, kv: int) -> None:
+def _check_size(layout: CompiledLayout, kv: int, partial: bool) -> None:
     piece = layout.piece(kv)
     pages = math.prod(d.ext for d in piece.page if d.axis in ("head", "slot", "dim"))
     for field, got, most in (
         ("pages of a block x channels", pages * layout.channels, MAX_PATTERN),
-        ("elements of a page", piece.elements, MAX_PAGE),
+        ("elements of a page", piece.elements if partial else 0, MAX_PAGE),
     ):
         if got > most:
             raise InvalidArgument(
@@ -145,27 +174,54 @@ def _check_size(layout: CompiledLayout, kv: int) -> None:
             )
 
 
-@lru_cache(maxsize=512)
-def pattern(layout: CompiledLayout, kv: int, cut: int) -> Pattern:
+ALL_HEADS = (0, -1)
+"""Every head of the target, padding included."""
+
+
+@kept(256, lambda found: (found.channel.nbytes + found.cut_at.nbytes) * 4)
+def pattern(layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int] = ALL_HEADS) -> Pattern:
     """What moves of one block of plane (any layer, `kv`) when its rows from slot `cut` on belong to the job.
 
-    `cut` is 0 for every block but the one in which the token range begins.  Pages whose rows all lie before
-    `cut` are left out.  Raises `InvalidArgument` for a layout beyond `MAX_PATTERN` or `MAX_PAGE`.
+    `cut` is 0 for every block but the one in which the token range begins.  `heads` is the first head that moves
+    and one past the last; -1 for all from the first on, padding included.  Pages whose rows all lie before `cut`, or
+    whose heads all lie outside `heads`, are left out.  Raises `InvalidArgument` for a layout beyond
+    `MAX_PATTERN` or `MAX_PAGE`.
     """
-    _check_size(layout, kv)
-    page, slot = _block_pages(layout, kv)
+    partial = cut > 0 or heads != ALL_HEADS
+    _check_size(layout, kv, partial)
+    page, slot, head = _block_pages(layout, kv)
     which = np.full(len(page), -1, np.int64)
     cut_at: list[I64] = []
     cut_bytes: list[I64] = []
-    if cut > 0:
-        rows = _rows_inside(layout, kv)
-        keep = slot + int(rows.max()) >= cut
-        page, slot, which = page[keep], slot[keep], which[keep]
-        for first_slot in np.unique(slot[slot < cut]):
-            at, nbytes = _byte_runs(layout, rows + first_slot >= cut)
-            which[slot == first_slot] = len(cut_at)
+    if partial:
+        rows, inner = _inside(layout, kv, "slot"), _inside(layout, kv, "head")
+        last = heads[1] if heads[1] >= 0 else padded_extent(layout, kv, "head")
+        least, most = max(0, cut - int(rows.max())), last - int(inner.max())
+        whole = (slot >= cut) & (head >= heads[0]) & (head < most)
+        keep = (slot >= least) & (head + int(inner.max()) >= heads[0]) & (head < last)
+        # Pages that begin at the same slot and head move alike.
+        key = slot * (padded_extent(layout, kv, "head") + 1) + head
+        kinds, example = np.unique(key[keep & ~whole], return_index=True)
+        if len(kinds) * len(rows) > MAX_MASKS:
+            raise InvalidArgument(
+                "too large to plan in part",
+                field="kinds of partial pages x elements of a page",
+                got=f"{len(kinds)} x {len(rows)}",
+                expected=f"{MAX_MASKS} or less",
+                layout=layout.name,
+            )
+        rows_of = np.flatnonzero(keep & ~whole)[example]
+        for number, i in zip(kinds.tolist(), rows_of.tolist(), strict=True):
+            moved = rows + slot[i] >= cut
+            moved &= (inner + head[i] >= heads[0]) & (inner + head[i] < last)
+            if not moved.any():
+                keep &= key != number
+                continue
+            at, nbytes = _byte_runs(layout, moved)
+            which[(key == number) & ~whole] = len(cut_at)
             cut_at.append(at)
             cut_bytes.append(nbytes)
+        page, which = page[keep], which[keep]
     lengths = np.asarray([0, *(len(a) for a in cut_at)], np.int64)
     c = layout.channels
     tables: list[tuple[I64, I64, I64, I64]] = []
@@ -177,8 +233,12 @@ def pattern(layout: CompiledLayout, kv: int, cut: int) -> Pattern:
         begin = starts(new) if len(ch) else np.empty(0, np.int64)
         count = np.diff(np.append(begin, len(ch)))
         tables.append((ch[begin], sl[begin], count, wh[begin]))
+    each, all_whole = {len(t[0]) for t in tables}, bool((which < 0).all())
     return Pattern(
         pages=len(page),
+        even=max(each) if len(each) == 1 else 0,
+        whole=all_whole,
+        single=all_whole and len(each) == 1 and all(len(np.unique(t[0])) == len(t[0]) for t in tables),
         first=np.cumsum([0, *(len(t[0]) for t in tables)], dtype=np.int64),
         channel=np.concatenate([t[0] for t in tables]),
         slot=np.concatenate([t[1] for t in tables]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hawk.plan.scales import placements
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
 
@@ -73,6 +74,8 @@ class SourcePlans:
         self._placement = placement
         self._dst_blocks = dst_blocks
         self._alike = "layer" in src.buffers and "layer" in dst.buffers
+        # By `RetileStep.tensor`: elements, and scales where there are some.
+        self._tensors = list(zip(src.tensors, placements(src, placement), strict=False))
         self._known: dict[tuple[int, int, int], tuple[int, list[RetileStep]]] = {}
 
     def plan(self, target: TargetChunk) -> list[RetileStep]:
@@ -85,11 +88,12 @@ class SourcePlans:
                 self._known[shape] = (chunk.layer, steps)
             return steps
         first, steps = known
-        return [self._moved(step, chunk.layer - first) for step in steps]
+        return [self._moved(step, chunk.layer - first, target.selection) for step in steps]
 
-    def _moved(self, step: RetileStep, up: int) -> RetileStep:
-        layer, placement = step.layer + up, self._placement
-        here, there = self._src.buffer(step.layer, step.kv), self._src.buffer(layer, step.kv)
+    def _moved(self, step: RetileStep, up: int, selection: Selection) -> RetileStep:
+        layer = step.layer + up
+        tensor, placement = self._tensors[step.tensor]
+        here, there = (tensor.buffer(selection.source_layer(n), step.kv) for n in (step.layer, layer))
         lift = placement.offset[there] - placement.offset[here]
         return replace(
             step,

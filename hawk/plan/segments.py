@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,26 +15,37 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.plan.types import Placement, TargetChunk
+    from hawk.plan.types import Placement, PlaneRuns, TargetChunk
 
     I64 = NDArray[np.int64]
     I32 = NDArray[np.int32]
 
 
 class _Rows(NamedTuple):
-    """Every run of every plane, channel by channel and plane by plane: ascending in the arena."""
+    """Every run of every plane, channel by channel and plane by plane: ascending in the arena.
 
-    channel: I64
-    region: I64
+    begin    the first row of each channel of each plane.  The rows of one plane in one channel rise in the target
+             and do not border there, so only these have to be looked at for what borders
+    of       rows of each channel, all planes together
+    """
+
+    region: I32
     local: I64
     arena: I64
     nbytes: I64
+    begin: I64
+    of: I64
+
+    @property
+    def channel(self) -> I64:
+        """Channel of each row."""
+        return np.repeat(np.arange(len(self.of), dtype=np.int64), self.of)
 
 
 def _buffers(target: TargetChunk, placement: Placement) -> I64:
     """Number of each plane's buffer, after checking that the placement is one of this layout."""
     layout = target.layout
-    expected = (layout.buffer_count, layout.channels)
+    expected = (len(layout.buffer_bytes), layout.channels)
     for name in ("region", "offset"):
         got = getattr(placement, name).shape
         if got != expected:
@@ -45,46 +56,81 @@ def _buffers(target: TargetChunk, placement: Placement) -> I64:
                 expected=f"shape {expected} (buffers, channels)",
                 layout=layout.name,
             )
-    return np.asarray([layout.buffer(layer, kv) for layer, kv in target.planes], np.int64)
+    return target.buffers
 
 
-def _rows(target: TargetChunk, placement: Placement) -> _Rows:
+def _rows(target: TargetChunk, placement: Placement, arena_offset: int = 0) -> _Rows:
     buffer, channels = _buffers(target, placement), target.layout.channels
-    kind = np.asarray(target.kind, np.int64)
     per_channel = np.stack([np.bincount(r.channel, minlength=channels) for r in target.runs]).astype(np.int64)
+    region = placement.region[buffer].astype(np.int32)
+    offset = placement.offset[buffer] + target.shift[:, None]
+    base = target.base + arena_offset
+    if len(target.runs) == 1:
+        return _alike(target.runs[0], per_channel[0], region, offset, base)
+    kind = np.asarray(target.kind, np.int64)
     kind_first = np.cumsum(per_channel.ravel()).reshape(per_channel.shape) - per_channel
+    count = per_channel[kind].T.ravel()
 
-    def spread(table: I64) -> I64:
+    def spread(table: NDArray[Any]) -> NDArray[Any]:
         """A `[planes, channels]` table, one entry for every row."""
         return np.repeat(table.T.ravel(), count)
 
-    count = per_channel[kind].T.ravel()
     row = ragged(kind_first[kind].T.ravel(), count)
     arena, local, nbytes = (
         np.concatenate([getattr(r, name) for r in target.runs])[row] for name in ("arena", "target", "nbytes")
     )
-    local += spread(placement.offset[buffer] + target.shift[:, None])
-    arena += spread(target.base)
-    channel = np.repeat(np.arange(channels, dtype=np.int64), count.reshape(channels, -1).sum(axis=1))
-    return _Rows(channel, spread(placement.region[buffer].astype(np.int64)), local, arena, nbytes)
+    local += spread(offset)
+    arena += spread(base)
+    begin = np.cumsum(count) - count
+    per = count.reshape(channels, -1).sum(axis=1)
+    return _Rows(spread(region), local, arena, nbytes, begin[count > 0], per)
 
 
-def _joined(region: I64, local: I64, remote: I64, nbytes: I64) -> tuple[I64, I64, I64, I64]:
-    """Joins rows that are contiguous on both sides."""
-    if len(nbytes) == 0:
+def _alike(runs: PlaneRuns, count: I64, region: I32, offset: I64, base: I64) -> _Rows:
+    """`_rows` where all planes have the same runs: each is written once, straight to its place."""
+    planes = len(offset)
+    total = planes * len(runs.nbytes)
+    # One block of memory for all columns: where it is large the system gives large pages for it, and touching many
+    # small ones for the first time would cost more than all the rest.
+    block = np.empty(4 * total, np.int64)
+    local, arena, nbytes = (block[k * total : (k + 1) * total] for k in range(3))
+    regions = block[3 * total :].view(np.int32)[:total]
+    begin, at, first = [], 0, 0
+    for c, n in enumerate(count.tolist()):
+        if n == 0:
+            continue
+        part, own = slice(at, at + planes * n), slice(first, first + n)
+        np.add(offset[:, c, None], runs.target[own], out=local[part].reshape(planes, n))
+        np.add(base[:, c, None], runs.arena[own], out=arena[part].reshape(planes, n))
+        nbytes[part].reshape(planes, n)[:] = runs.nbytes[own]
+        regions[part].reshape(planes, n)[:] = region[:, c, None]
+        begin.append(np.arange(at, at + planes * n, n, dtype=np.int64))
+        at, first = at + planes * n, first + n
+    return _Rows(regions, local, arena, nbytes, np.concatenate(begin), count * planes)
+
+
+_Columns = tuple["NDArray[Any]", "I64", "I64", "I64"]
+
+
+def _joined(region: NDArray[Any], local: I64, remote: I64, nbytes: I64, begin: I64) -> _Columns:
+    """Joins rows that are contiguous on both sides; only rows of `begin` can be so with the one before."""
+    if len(begin) < 2:
         return region, local, remote, nbytes
-    new = remote[1:] != remote[:-1] + nbytes[:-1]
-    new |= local[1:] != local[:-1] + nbytes[:-1]
-    new |= region[1:] != region[:-1]
-    if new.all():
+    at = begin[1:]
+    join = remote[at] == remote[at - 1] + nbytes[at - 1]
+    join &= local[at] == local[at - 1] + nbytes[at - 1]
+    join &= region[at] == region[at - 1]
+    if not join.any():
         return region, local, remote, nbytes
-    begin = starts(new)
-    return region[begin], local[begin], remote[begin], np.add.reduceat(nbytes, begin)
+    new = np.ones(len(nbytes), bool)
+    new[at[join]] = False
+    first = np.flatnonzero(new)
+    return region[first], local[first], remote[first], np.add.reduceat(nbytes, first)
 
 
 def _cut(
-    region: I64, local: I64, remote: I64, nbytes: I64, extents: Sequence[tuple[int, ...]]
-) -> tuple[I64, I64, I64, I64]:
+    region: NDArray[Any], local: I64, remote: I64, nbytes: I64, extents: Sequence[tuple[int, ...]]
+) -> _Columns:
     """Cuts rows where a region's registration begins anew."""
     for number, offsets in enumerate(extents):
         if len(offsets) < 2:
@@ -104,9 +150,9 @@ def _cut(
     return region, local, remote, nbytes
 
 
-def _segments(rows: tuple[I64, I64, I64, I64]) -> Segments:
+def _segments(rows: _Columns) -> Segments:
     region, local, remote, nbytes = rows
-    return Segments(region.astype(np.int32), local, remote, nbytes)
+    return Segments(region.astype(np.int32, copy=False), local, remote, nbytes)
 
 
 def direct(
@@ -125,8 +171,8 @@ def direct(
     Sorted by `remote`, joined where both sides are contiguous, cut at extents.  Raises `InvalidArgument` if
     the placement is not one of the chunk's layout.
     """
-    rows = _rows(target, placement)
-    joined = _joined(rows.region, rows.local, rows.arena + arena_offset, rows.nbytes)
+    rows = _rows(target, placement, arena_offset)
+    joined = _joined(rows.region, rows.local, rows.arena, rows.nbytes, rows.begin)
     return _segments(_cut(*joined, regions_extents))
 
 
@@ -144,9 +190,9 @@ def staged(
                                       `int64[channels]`; it has to hold `target.channel_bytes`
     others                            as for `direct`
 
-    `Moves.channel` is the layout's channel; offsets count from the start of that channel's region.  Bytes of
-    the arena that are in no run (neighbours' rows, the gaps between aligned pages) reach the staging but are
-    never moved out of it.
+    `Moves.channel` is the memory's channel (the layout's, or the bank it names); offsets count from the start of
+    that channel's region.  Bytes of the arena that are in no run (neighbours' rows, the gaps between aligned
+    pages) reach the staging but are never moved out of it.
 
     Raises
     ------
@@ -163,9 +209,10 @@ def staged(
                 got=f"shape {table.shape}",
                 expected=f"shape ({channels},)",
             )
-    apart = rows.region != staging_region[rows.channel]
+    of_row = rows.channel
+    apart = rows.region != staging_region[of_row]
     if apart.any():
-        c = int(rows.channel[np.argmax(apart)])
+        c = int(of_row[np.argmax(apart)])
         raise InvalidArgument(
             "staging and cache of a channel lie in different regions: bytes cannot be moved between them",
             field=f"staging_region[{c}]",
@@ -182,9 +229,11 @@ def staged(
         nbytes[used],
         regions_extents,
     )
-    source = rows.arena + (staging_offset - first)[rows.channel]
-    channel, moved_to, moved_from, length = _joined(rows.channel, rows.local, source, rows.nbytes)
-    return _segments(segments), Moves(channel.astype(np.int32), moved_from, moved_to, length)
+    source = rows.arena + (staging_offset - first)[of_row]
+    channel, moved_to, moved_from, length = _joined(of_row, rows.local, source, rows.nbytes, rows.begin)
+    if target.layout.banks:
+        channel = np.asarray(target.layout.banks, np.int64)[channel]
+    return _segments(segments), Moves(channel.astype(np.int32, copy=False), moved_from, moved_to, length)
 
 
 def touched(target: TargetChunk, placement: Placement) -> ByteRanges:
@@ -194,10 +243,13 @@ def touched(target: TargetChunk, placement: Placement) -> ByteRanges:
     """
     rows = _rows(target, placement)
     region, start, nbytes = rows.region, rows.local, rows.nbytes
-    ascending = (region[1:] > region[:-1]) | ((region[1:] == region[:-1]) & (start[1:] > start[:-1]))
-    if not ascending.all():
-        # Only where buffers do not lie in the order of their planes, for sorting costs more than all the rest.
-        order = np.lexsort((start, region))
-        region, start, nbytes = region[order], start[order], nbytes[order]
+    at = rows.begin[1:]
+    ascending = (region[at] > region[at - 1]) | ((region[at] == region[at - 1]) & (start[at] > start[at - 1]))
+    if ascending.all():
+        region, start, _, nbytes = _joined(region, start, start, nbytes, rows.begin)
+        return ByteRanges(region, start, nbytes)
+    # Only where buffers do not lie in the order of their planes, for sorting costs more than all the rest.
+    order = np.lexsort((start, region))
+    region, start, nbytes = region[order], start[order], nbytes[order]
     begin = starts((region[1:] != region[:-1]) | (start[1:] != start[:-1] + nbytes[:-1]))
-    return ByteRanges(region[begin].astype(np.int32), start[begin], np.add.reduceat(nbytes, begin))
+    return ByteRanges(region[begin], start[begin], np.add.reduceat(nbytes, begin))

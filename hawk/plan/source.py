@@ -2,116 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hawk.errors import InternalError, InvalidArgument
-from hawk.plan.pattern import fixed_terms
+from hawk.errors import InvalidArgument
+from hawk.plan.check import check_source, program_part
+from hawk.plan.pattern import fixed_terms, leads
+from hawk.plan.pieces import Where, bound
+from hawk.plan.scales import check_scales, parts, placements
+from hawk.plan.target import cut_of
 from hawk.plan.types import RetileStep
-from hawk.retile.build import build_program
-from hawk.retile.program import Pieces
+from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import Axis, CompiledLayout
-    from hawk.plan.types import Placement, PlaneRuns, TargetChunk
+    from hawk.layouts.compiled import CompiledLayout
+    from hawk.plan.types import Placement, Selection, TargetChunk
     from hawk.retile.program import Program
 
     I64 = NDArray[np.int64]
-
-
-def _arena_pages(runs: PlaneRuns, channel: I64, page: I64) -> I64:
-    """Byte offset in the plane's part of the arena of the pages at target offsets `page` of `channel`.
-
-    Pages keep their distance between target and arena within a run, so the run that is the first to end behind
-    the page's first byte tells where the page lies, even where only a part of it moves.
-    """
-    span = int(max(page.max(initial=0), (runs.target + runs.nbytes).max(initial=0))) + 1
-    row = np.searchsorted(
-        runs.channel * span + runs.target + runs.nbytes, channel * span + page, side="right"
-    )
-    if row.max(initial=0) >= len(runs.nbytes) or (runs.channel[row] != channel).any():
-        raise InternalError("a piece lies in a page that the chunk does not touch")
-    return page + runs.arena[row] - runs.target[row]
-
-
-def _pieces(
-    program: Program,
-    src: CompiledLayout,
-    src_blocks: I64,
-    target: TargetChunk,
-    dst_blocks: I64,
-    kv: int,
-    runs: PlaneRuns,
-    src_residue: int,
-    dst_residue: int,
-) -> Pieces:
-    """The pieces of a plane: block by block of the target, in it by token, head and dim, as the source mostly lies."""
-    dst, chunk, selection = target.layout, target.chunk, target.selection
-    size, rows = dst.shape.block_size, program.rows
-    entry = np.arange(chunk.block, chunk.block + chunk.blocks, dtype=np.int64)
-    token = (entry[:, None] * size + program.slots).ravel()
-    slot = np.tile(program.slots, chunk.blocks)
-    entry = np.repeat(entry, len(program.slots))
-    padding = slot >= size
-    lo = np.where(padding, 0, np.clip(selection.token - token, 0, rows))
-    end = np.minimum(selection.token + selection.tokens - token, size - slot)
-    hi = np.where(padding, 0, np.clip(end, 0, rows))
-    # Pieces that hold nothing but rows before the range are their neighbour's.
-    ours = lo < rows
-    token, slot, entry, lo, hi = (a[ours] for a in (token, slot, entry, lo, hi))
-    # Padding reads nothing; give it an address that exists, and drop that below.
-    real = np.where(hi > 0, token, selection.token)
-    src_size = src.shape.block_size
-    head_in = program.heads < dst.shape.heads
-    dim_in = program.dims < dst.shape.dim
-    reads = (hi > 0)[:, None, None] & head_in[:, None] & dim_in
-    shape = reads.shape
-
-    def address(layout: CompiledLayout, where: str, terms: dict[Axis, I64], first: int) -> I64:
-        piece = layout.piece(kv)
-        term = piece.page_term if where == "page" else piece.inside_term
-        total = np.full(len(slot), first, np.int64)
-        for axis in ("block", "slot"):
-            if axis in terms and not (axis == "block" and where == "inside"):
-                total = total + term(axis, terms[axis])
-        return total[:, None, None] + term("head", terms["head"])[:, None] + term("dim", terms["dim"])
-
-    source: dict[Axis, I64] = {
-        "block": src_blocks[real // src_size],
-        "slot": real % src_size,
-        "head": np.where(head_in, program.heads, 0),
-        "dim": np.where(dim_in, program.dims, 0),
-    }
-    into: dict[Axis, I64] = {
-        "block": dst_blocks[entry],
-        "slot": slot,
-        "head": program.heads,
-        "dim": program.dims,
-    }
-    src_number = address(src, "page", source, src_residue)
-    dst_number = address(dst, "page", into, dst_residue)
-    dst_channel = (dst_number % dst.channels).ravel()
-    dst_page = (dst_number // dst.channels * dst.page_stride).ravel()
-    width = 1 + sum((loop.ext - 1) * loop.col for loop in program.loops)
-    cols = np.clip(dst.shape.dim - program.dims, 0, width)
-
-    def spread(row: I64) -> I64:
-        return np.where(reads, row[:, None, None], 0).ravel()
-
-    return Pieces(
-        src_channel=np.where(reads, src_number % src.channels, 0).ravel(),
-        src_page=np.where(reads, src_number // src.channels * src.page_stride, 0).ravel(),
-        src_start=np.where(reads, address(src, "inside", source, 0), 0).ravel(),
-        dst_channel=dst_channel,
-        dst_page=_arena_pages(runs, dst_channel, dst_page),
-        dst_start=address(dst, "inside", into, 0).ravel(),
-        lo=spread(lo),
-        hi=spread(hi),
-        cols=np.broadcast_to(cols, shape).ravel(),
-    )
 
 
 def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, target: TargetChunk) -> None:
@@ -135,13 +48,73 @@ def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, ta
             got=int(src_blocks[bad[0]]),
             expected=f"0..{src.shape.blocks - 1}",
         )
-    if placement.region.shape != (src.buffer_count, src.channels):
+    if placement.region.shape != (len(src.buffer_bytes), src.channels):
         raise InvalidArgument(
             "the placement is not one of this layout",
             field="src_placement.region",
             got=f"shape {placement.region.shape}",
-            expected=f"shape {(src.buffer_count, src.channels)} (buffers, channels)",
+            expected=f"shape {(len(src.buffer_bytes), src.channels)} (buffers, channels)",
         )
+
+
+class _Line(NamedTuple):
+    """One step: its plane, and which of the lines that look alike gives its pieces."""
+
+    plane: int
+    layer: int
+    kv: int
+    program: Program
+    alike: int
+
+
+class _Lines(NamedTuple):
+    """The steps of some layers, for any placement and tables.
+
+    alike           (kv, number of the program, kv that stands for it in the target, residues of source and target)
+    buffer, lift    of the source, for each line: the buffer's number, and bytes from its base in every channel
+    """
+
+    lines: tuple[_Line, ...]
+    alike: tuple[tuple[int, int, int, tuple[int, int]], ...]
+    buffer: I64
+    lift: I64
+
+
+@lru_cache(maxsize=256)
+def _lines(src: CompiledLayout, dst: CompiledLayout, selection: Selection, first: int, layers: int) -> _Lines:
+    part = program_part(src, dst, selection)
+    programs = [build_programs(src, dst, kv, part) for kv in range(dst.shape.kvs)]
+    src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]
+    dst_fixed = [fixed_terms(dst, kv) for kv in range(dst.shape.kvs)]
+    src_layer = [selection.source_layer(layer) for layer in range(first, first + layers)]
+    facts = [
+        (src.piece(kv).kvs[0], dst.piece(kv).kvs[0], src.first_position(kv), dst.first_position(kv))
+        for kv in range(dst.shape.kvs)
+    ]
+    terms = [
+        [(int(a), int(b)) for a, b in zip(src_fixed[kv][src_layer], dst_fixed[kv][first:], strict=False)]
+        for kv in range(dst.shape.kvs)
+    ]
+    leading, both = leads(dst), range(dst.shape.kvs) if dst.shares_pages else None
+    found: list[_Line] = []
+    alike: dict[object, int] = {}
+    known: list[tuple[int, int, int, tuple[int, int]]] = []
+    buffer, lift = [], []
+    planes = product(range(first, first + layers), dst.plane_kvs)
+    for plane, (layer, plane_kv) in enumerate(planes):
+        # Where K and V share pages, the plane of K takes the passes of both.
+        for kv in both or (plane_kv,):
+            src_term, dst_term = terms[kv][layer - first]
+            residues = src_term % src.channels, dst_term % dst.channels
+            for number, program in enumerate(programs[kv]):
+                key = number, residues, facts[kv]
+                if key not in alike:
+                    alike[key] = len(known)
+                    known.append((kv, number, leading[plane_kv], residues))
+                found.append(_Line(plane, layer, kv, program, alike[key]))
+                buffer.append(src.buffer(src_layer[layer - first], kv))
+                lift.append(src_term // src.channels * src.page_stride)
+    return _Lines(tuple(found), tuple(known), np.asarray(buffer, np.int64), np.asarray(lift, np.int64))
 
 
 def retile_steps(
@@ -151,52 +124,66 @@ def retile_steps(
     target: TargetChunk,
     dst_blocks: I64,
 ) -> list[RetileStep]:
-    """One step for every plane of the chunk, in arena order; planes that look alike share their `Pieces`.
+    """One step or more for every plane of the chunk, in arena order; planes that look alike share their `Pieces`.
+
+    A plane takes more than one where it holds both K and V, or parts of dim in different orders.
 
     src_blocks, dst_blocks    both whole block tables, `int64[n]`; `dst_blocks` the one that made `target`
 
     The steps together write every byte of the arena that `target.runs` names; rows before the token range are
     not touched, rows behind it and dims that do not exist are zeroed.
 
-    Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_program` does.
+    Raises `InvalidArgument` for a table or placement that does not fit, `Unmappable` as `build_programs` does.
     """
-    dst = target.layout
     src_blocks = np.ascontiguousarray(src_blocks, dtype=np.int64)
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
-    programs = [build_program(src, dst, kv) for kv in range(dst.shape.kvs)]
-    src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]
-    dst_fixed = [fixed_terms(dst, kv) for kv in range(dst.shape.kvs)]
-    known: dict[tuple[int, int, int], Pieces] = {}
+    check_source(src, target.selection)
+    check_scales(src, target.layout)
     steps: list[RetileStep] = []
-    for plane, (layer, kv) in enumerate(target.planes):
-        src_term, dst_term = int(src_fixed[kv][layer]), int(dst_fixed[kv][layer])
-        kind = target.kind[plane]
-        key = (kind, src.piece(kv).kvs[0], src_term % src.channels)
-        pieces = known.get(key)
-        if pieces is None:
-            pieces = known[key] = _pieces(
-                programs[kv],
-                src,
-                src_blocks,
-                target,
-                dst_blocks,
-                kv,
-                target.runs[kind],
-                src_term % src.channels,
-                dst_term % dst.channels,
-            )
-        buffer = src.buffer(layer, kv)
-        lift = src_term // src.channels * src.page_stride
-        steps.append(
-            RetileStep(
-                layer=layer,
-                kv=kv,
-                program=programs[kv],
-                pieces=pieces,
-                src_region=tuple(src_placement.region[buffer].tolist()),
-                src_offset=tuple((src_placement.offset[buffer] + lift).tolist()),
-                dst_offset=tuple(target.base[plane].tolist()),
-            )
-        )
+    tensors = zip(src.tensors, placements(src, src_placement), parts(target), strict=True)
+    for number, (layout, placement, chunk) in enumerate(tensors):
+        steps += _tensor_steps(layout, src_blocks, placement, chunk, dst_blocks, number)
     return steps
+
+
+def _tensor_steps(
+    src: CompiledLayout,
+    src_blocks: I64,
+    src_placement: Placement,
+    target: TargetChunk,
+    dst_blocks: I64,
+    tensor: int,
+) -> list[RetileStep]:
+    dst, selection = target.layout, target.selection
+    chunk = target.chunk
+    lines = _lines(src, dst, selection, chunk.layer, chunk.layers)
+    src_table = src_blocks.tobytes()
+    dst_table = dst_blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
+    cut = cut_of(dst, selection, chunk)
+    pieces = [
+        bound(
+            Where(src, dst, kv, number, selection, chunk.block, chunk.blocks, *residues),
+            lead,
+            cut,
+            src_table,
+            dst_table,
+        )
+        for kv, number, lead, residues in lines.alike
+    ]
+    region = src_placement.region[lines.buffer].tolist()
+    offset = (src_placement.offset[lines.buffer] + lines.lift[:, None]).tolist()
+    base = target.base.tolist()
+    return [
+        RetileStep(
+            layer=line.layer,
+            kv=line.kv,
+            program=line.program,
+            pieces=pieces[line.alike],
+            src_region=tuple(region[i]),
+            src_offset=tuple(offset[i]),
+            dst_offset=tuple(base[line.plane]),
+            tensor=tensor,
+        )
+        for i, line in enumerate(lines.lines)
+    ]

@@ -6,18 +6,24 @@ Which pages a chunk touches follows from the token range `[t0, t1)` alone:
 - rows before t0 in a page that is touched are neighbours: the page has its place in the arena, but their bytes
   are in no run, so whatever the target holds there stays;
 - rows from t1 to the end of the last touched block are padding: they are moved, as zeros.
+
+Where only some heads move, the others are neighbours too; heads that exist for padding only go with the last one.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InvalidArgument, OutOfMemory
 from hawk.plan.check import check_selection, entries
-from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, pattern, ragged, starts
+from hawk.plan.keep import kept
+from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
+from hawk.plan.scales import join, scale_selection
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
 
 if TYPE_CHECKING:
@@ -29,13 +35,22 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 
-def _cut(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
+def cut_of(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
     """Rows at the start of the chunk's first block that lie before the token range."""
     return max(0, selection.token - chunk.block * layout.shape.block_size)
 
 
-def _plane_bytes(layout: CompiledLayout, kv: int, cut: int, blocks: int, align: int) -> int:
-    pages = pattern(layout, kv, cut).pages + (blocks - 1) * pattern(layout, kv, 0).pages
+def heads_moved(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
+    """The target's heads as `pattern` takes them."""
+    first, count = selection.target_heads(layout)
+    last = first + count
+    return (first, last) if last < layout.shape.heads else (first, -1)
+
+
+def _plane_bytes(
+    layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int], blocks: int, align: int
+) -> int:
+    pages = pattern(layout, kv, cut, heads).pages + (blocks - 1) * pattern(layout, kv, 0, heads).pages
     # How the pages spread over the channels depends on the block table; each channel in use rounds up once.
     waste = align - math.gcd(align, layout.page_stride)
     return pages * layout.page_stride + min(layout.channels, pages) * waste
@@ -46,9 +61,12 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
 
     Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
     """
-    cut = _cut(dst, selection, chunk)
-    per_layer = sum(_plane_bytes(dst, kv, cut, chunk.blocks, align) for kv in range(dst.shape.kvs))
-    return chunk.layers * per_layer
+    cut, heads = cut_of(dst, selection, chunk), heads_moved(dst, selection)
+    per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in dst.plane_kvs)
+    beside = 0
+    if dst.scale is not None:
+        beside = chunk_bytes(dst.scale, scale_selection(dst, selection), chunk, align=align)
+    return chunk.layers * per_layer + beside
 
 
 def split(
@@ -109,6 +127,10 @@ def split(
 def _stretches(pat: Pattern, term: I64, channels: int) -> tuple[I64, I64, I64, I64]:
     """(channel, slot, count, cut) of the page stretches of the blocks that begin at pages `term`."""
     residue = term % channels
+    if pat.even:
+        row = (residue[:, None] * pat.even + np.arange(pat.even, dtype=np.int64)).ravel()
+        slot = (pat.slot[row].reshape(-1, pat.even) + (term // channels)[:, None]).ravel()
+        return pat.channel[row], slot, pat.count[row], pat.cut[row]
     count = pat.first[residue + 1] - pat.first[residue]
     row = ragged(pat.first[residue], count)
     return pat.channel[row], pat.slot[row] + np.repeat(term // channels, count), pat.count[row], pat.cut[row]
@@ -121,27 +143,48 @@ def _coalesce(channel: I64, arena: I64, target: I64, nbytes: I64) -> tuple[I64, 
     """
     new = channel[1:] != channel[:-1]
     new |= target[1:] != target[:-1] + nbytes[:-1]
+    if new.all():
+        return channel, arena, target, nbytes
     begin = starts(new)
     return channel[begin], arena[begin], target[begin], np.add.reduceat(nbytes, begin)
 
 
-def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int) -> PlaneRuns:
-    """The runs of a plane whose blocks begin at pages `term`; the first block's rows before `cut` are not ours."""
+@kept(16, lambda runs: runs.nbytes.nbytes * 4)
+def plane_runs(
+    layout: CompiledLayout, kv: int, residue: int, cut: int, heads: tuple[int, int], table: bytes
+) -> PlaneRuns:
+    """The runs of a plane in the blocks of `table`; the first block's rows before `cut` are not ours.
+
+    Kept for a few tables, for the chunks of one request follow each other with the same blocks in other layers.
+    """
+    term = layout.piece(kv).page_term("block", np.frombuffer(table, np.int64)) + residue
     channels, stride, page_bytes = layout.channels, layout.page_stride, layout.page_bytes
-    first = pattern(layout, kv, cut)
-    parts = [_stretches(pattern(layout, kv, 0), term[1:] if cut else term, channels)]
+    rest = pattern(layout, kv, 0, heads)
+    cut_first, cut_at, cut_bytes = rest.cut_first, rest.cut_at, rest.cut_bytes
+    channel, slot, count, which = _stretches(rest, term[1:] if cut else term, channels)
     if cut:
-        parts.append(_stretches(first, term[:1], channels))
-    channel, slot, count, which = (np.concatenate([p[i] for p in parts]) for i in range(4))
+        parts = [(channel, slot, count, which)]
+        first = pattern(layout, kv, cut, heads)
+        channel, slot, count, which = _stretches(first, term[:1], channels)
+        # Both tables of partial pages as one, the first block's behind the others'.
+        parts.append((channel, slot, count, np.where(which < 0, which, which + len(cut_first) - 1)))
+        cut_first = np.concatenate((cut_first, first.cut_first[1:] + cut_first[-1]))
+        cut_at = np.concatenate((cut_at, first.cut_at))
+        cut_bytes = np.concatenate((cut_bytes, first.cut_bytes))
+        channel, slot, count, which = (np.concatenate([p[i] for p in parts]) for i in range(4))
     order = np.argsort(channel * (int(slot.max()) + 1) + slot)
-    channel, slot, count, which = channel[order], slot[order], count[order], which[order]
+    channel, slot, count = channel[order], slot[order], count[order]
     # Rank of each page among the plane's pages of its channel, hence its place in the arena.
     total = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
     channel_first = total[np.searchsorted(channel, np.arange(channels + 1))]
     arena = (total[:-1] - channel_first[channel]) * stride
     target = slot * stride
+    all_whole = rest.whole and not cut
+    which = which if all_whole else which[order]
     whole = which < 0
-    if stride == page_bytes:
+    if all_whole and stride == page_bytes:
+        rows = (channel, arena, target, count * stride)
+    elif stride == page_bytes:
         rows = (channel[whole], arena[whole], target[whole], count[whole] * stride)
     else:
         # The bytes between two pages are nobody's: the arena has rubbish there, so they stay out.
@@ -153,29 +196,27 @@ def _plane_runs(layout: CompiledLayout, kv: int, term: I64, cut: int) -> PlaneRu
             np.repeat(target[whole], n) + step,
             np.full(int(n.sum()), page_bytes, np.int64),
         )
-    if not whole.all():
+    if not all_whole and not whole.all():
         part = which[~whole]
-        n = first.cut_first[part + 1] - first.cut_first[part]
-        row = ragged(first.cut_first[part], n)
-        at = first.cut_at[row]
+        n = cut_first[part + 1] - cut_first[part]
+        row = ragged(cut_first[part], n)
+        at = cut_at[row]
         extra = (
             np.repeat(channel[~whole], n),
             np.repeat(arena[~whole], n) + at,
             np.repeat(target[~whole], n) + at,
-            first.cut_bytes[row],
+            cut_bytes[row],
         )
         joined = [np.concatenate(pair) for pair in zip(rows, extra, strict=True)]
         order = np.lexsort((joined[1], joined[0]))
         rows = (joined[0][order], joined[1][order], joined[2][order], joined[3][order])
     channel, arena, target, nbytes = _coalesce(*rows)
     pages = np.diff(channel_first)
-    return PlaneRuns(
-        channel=channel.astype(np.int32),
-        arena=arena,
-        target=target,
-        nbytes=nbytes,
-        channel_bytes=-(-pages * stride // ARENA_ALIGN) * ARENA_ALIGN,
-    )
+    channel_bytes = -(-pages * stride // ARENA_ALIGN) * ARENA_ALIGN
+    runs = PlaneRuns(channel.astype(np.int32), arena, target, nbytes, channel_bytes)
+    for column in (runs.channel, arena, target, nbytes, channel_bytes):
+        column.flags.writeable = False  # several chunks share them
+    return runs
 
 
 def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
@@ -214,6 +255,30 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
         )
 
 
+class _Frame(NamedTuple):
+    """What no block table changes: the planes, their kinds, and each kind as (kv that stands for it, residue)."""
+
+    planes: tuple[tuple[int, int], ...]
+    kinds: tuple[tuple[int, int], ...]
+    kind: tuple[int, ...]
+    of: I64
+    shift: I64
+
+
+@lru_cache(maxsize=256)
+def _frame(dst: CompiledLayout, layer: int, layers: int) -> _Frame:
+    kvs = dst.plane_kvs
+    fixed = np.stack([fixed_terms(dst, kv)[layer : layer + layers] for kv in kvs], axis=1)
+    lead = np.asarray([leads(dst)[kv] for kv in kvs], np.int64)
+    pairs = [(a, b) for row in fixed % dst.channels for a, b in zip(lead.tolist(), row.tolist(), strict=True)]
+    kinds = tuple(dict.fromkeys(pairs))
+    kind = tuple(kinds.index(pair) for pair in pairs)
+    of, shift = np.asarray(kind, np.int64), (fixed // dst.channels * dst.page_stride).ravel()
+    for table in (of, shift):
+        table.flags.writeable = False
+    return _Frame(tuple(product(range(layer, layer + layers), kvs)), kinds, kind, of, shift)
+
+
 def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
     """Lays out the arena of a chunk and says where its bytes go in the target.
 
@@ -224,34 +289,31 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     """
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     _check_chunk(dst, blocks, selection, chunk)
-    used = blocks[chunk.block : chunk.block + chunk.blocks]
-    cut = _cut(dst, selection, chunk)
-    layers, kvs = range(chunk.layer, chunk.layer + chunk.layers), range(dst.shape.kvs)
-    runs: list[PlaneRuns] = []
-    known: dict[tuple[int, int], int] = {}
-    kind = np.empty((chunk.layers, dst.shape.kvs), np.int64)
-    shift = np.empty((chunk.layers, dst.shape.kvs), np.int64)
-    for kv in kvs:
-        fixed = fixed_terms(dst, kv)[chunk.layer : chunk.layer + chunk.layers]
-        shift[:, kv] = fixed // dst.channels * dst.page_stride
-        lead = dst.piece(kv).kvs[0]
-        for i, residue in enumerate((fixed % dst.channels).tolist()):
-            if (lead, residue) not in known:
-                known[lead, residue] = len(runs)
-                term = dst.piece(kv).page_term("block", used) + residue
-                runs.append(_plane_runs(dst, lead, term, cut))
-            kind[i, kv] = known[lead, residue]
-    plane_bytes = np.stack([r.channel_bytes for r in runs])[kind.ravel()]
-    ends = np.cumsum(plane_bytes.T.ravel())
-    base = (ends - plane_bytes.T.ravel()).reshape(dst.channels, -1).T
+    found = _tensor_chunk(dst, blocks, selection, chunk)
+    if dst.scale is None:
+        return found
+    return join(found, _tensor_chunk(dst.scale, blocks, scale_selection(dst, selection), chunk))
+
+
+def _tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
+    table = blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
+    cut, heads, frame = (
+        cut_of(dst, selection, chunk),
+        heads_moved(dst, selection),
+        _frame(dst, chunk.layer, chunk.layers),
+    )
+    runs = tuple(plane_runs(dst, lead, residue, cut, heads, table) for lead, residue in frame.kinds)
+    plane_bytes = np.stack([r.channel_bytes for r in runs])[frame.of].T
+    ends = np.cumsum(plane_bytes.ravel())
+    base = ends - plane_bytes.ravel()
     return TargetChunk(
         layout=dst,
         selection=selection,
         chunk=chunk,
-        planes=tuple((layer, kv) for layer in layers for kv in kvs),
-        kind=tuple(kind.ravel().tolist()),
-        runs=tuple(runs),
-        base=np.ascontiguousarray(base),
-        shift=shift.ravel(),
+        planes=frame.planes,
+        kind=frame.kind,
+        runs=runs,
+        base=np.ascontiguousarray(base.reshape(dst.channels, -1).T),
+        shift=frame.shift,
         nbytes=int(ends[-1]),
     )

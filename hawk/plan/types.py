@@ -6,12 +6,14 @@ same to know where each byte of the arena goes.  Within a chunk the arena is cha
 
     [ channel 0: plane 0 | plane 1 | ... ] [ channel 1: plane 0 | plane 1 | ... ] ...
 
-where a *plane* is one (layer, kv) and holds its pages for that channel in ascending page order.
+where a *plane* is one (layer, kv) and holds its pages for that channel in ascending page order.  Where K and V share
+pages, the plane of K holds both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 class Selection:
     """What of a request is moved: layers `[layer, layer + layers)` and token positions `[token, token + tokens)`.
 
+    Layers and heads are those of the target.  Where the source counts otherwise, because the two sides share the
+    model out among their workers in other ways, the rest says how; `hawk.plan.shards` fills it in.
+
+    source_layers        the source's layer for each target layer, in their order; empty: the same numbers
+    head, heads          target heads `[head, head + heads)`; 0 heads: all of them, which are then all of the source's
+    source_head          the source's head that becomes `head`; the following ones follow
+
     Block tables on both sides count from token 0 of the request: entry i holds tokens
     `[i * block_size, (i + 1) * block_size)`.
     """
@@ -40,6 +49,10 @@ class Selection:
     layers: int
     token: int
     tokens: int
+    source_layers: tuple[int, ...] = ()
+    head: int = 0
+    heads: int = 0
+    source_head: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "tokens"):
@@ -50,11 +63,37 @@ class Selection:
                     got=getattr(self, name),
                     expected="1 or more",
                 )
-        for name in ("layer", "token"):
+        for name in ("layer", "token", "head", "heads", "source_head"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(
                     "negative", field=f"selection.{name}", got=getattr(self, name), expected="0 or more"
                 )
+        if self.heads == 0 and (self.head or self.source_head):
+            raise InvalidArgument(
+                "a range of heads needs its length", field="selection.heads", got=0, expected="1 or more"
+            )
+        if self.source_layers and len(self.source_layers) != self.layers:
+            raise InvalidArgument(
+                "one layer of the source is needed for each layer of the target",
+                field="selection.source_layers",
+                got=f"{len(self.source_layers)} layers",
+                expected=self.layers,
+            )
+        if min(self.source_layers, default=0) < 0:
+            raise InvalidArgument(
+                "negative",
+                field="selection.source_layers",
+                got=min(self.source_layers),
+                expected="0 or more",
+            )
+
+    def source_layer(self, layer: int) -> int:
+        """The source's layer that becomes the target's `layer`."""
+        return self.source_layers[layer - self.layer] if self.source_layers else layer
+
+    def target_heads(self, layout: CompiledLayout) -> tuple[int, int]:
+        """First head of the target, and how many."""
+        return self.head, self.heads or layout.shape.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +149,7 @@ class TargetChunk:
     shift       what to add to `PlaneRuns.target` for this plane, bytes, the same in every channel, `int64[planes]`
                 (not 0 where layers or kvs of one buffer follow each other)
     nbytes      arena bytes of the chunk
+    scales      how many planes at the end are of `layout.scale`, see `hawk.plan.scales`
     """
 
     layout: CompiledLayout
@@ -121,14 +161,30 @@ class TargetChunk:
     base: I64
     shift: I64
     nbytes: int
+    scales: int = 0
+
+    @property
+    def buffers(self) -> I64:
+        """Row of each plane's buffer in a `Placement` of the cache, `int64[planes]`."""
+        return _buffers(self.layout, self.planes, self.scales)
 
     @property
     def channel_bytes(self) -> I64:
         """Arena bytes per channel, all planes together, `int64[channels]`."""
-        total = np.zeros(self.layout.channels, np.int64)
-        for k in self.kind:
-            total += self.runs[k].channel_bytes
-        return total
+        planes = np.bincount(np.asarray(self.kind), minlength=len(self.runs)).astype(np.int64)
+        return planes @ np.stack([r.channel_bytes for r in self.runs])
+
+
+@lru_cache(maxsize=256)
+def _buffers(layout: CompiledLayout, planes: tuple[tuple[int, int], ...], scales: int) -> I64:
+    n = len(planes) - scales
+    found = [layout.buffer(layer, kv) for layer, kv in planes[:n]]
+    if scales and layout.scale is not None:
+        first = 0 if layout.scale_inside else layout.buffer_count
+        found += [first + layout.scale.buffer(layer, kv) for layer, kv in planes[n:]]
+    numbers = np.asarray(found, np.int64)
+    numbers.flags.writeable = False
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +193,7 @@ class RetileStep:
 
     src_region, src_offset    region index and byte offset of the plane's buffer per source channel
     dst_offset                byte offset of the plane's part per target channel, from the chunk's first arena byte
+    tensor                    0 for elements, 1 for scales that lie beside them
     """
 
     layer: int
@@ -146,6 +203,7 @@ class RetileStep:
     src_region: tuple[int, ...]
     src_offset: tuple[int, ...]
     dst_offset: tuple[int, ...]
+    tensor: int = 0
 
 
 Mode = Literal["direct", "staged"]

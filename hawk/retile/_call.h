@@ -10,7 +10,7 @@ struct call {
     Py_buffer *src, *dst;
 };
 
-static int64_t header_bytes(int codec, int64_t elements) { return codec >= BFP8 ? elements / GROUP : 0; }
+static int64_t header_bytes(int codec, int64_t elements) { return codec >= BFP8 ? elements / group_of(codec) : 0; }
 
 static int is_whole(const struct call *c, int64_t i)
 {
@@ -77,14 +77,14 @@ static int within(struct misfit *bad, const struct call *c, int64_t i, int colum
 static int check(const struct call *c, int64_t begin, int64_t end, struct misfit *bad)
 {
     int64_t seen[3] = {-1, -1, -1}, seen_reach = -1;
-    int grouped = c->whole.work.dst_codec >= BFP8;
+    int grouped = c->whole.work.dst_codec >= BFP8, size = group_of(c->whole.work.dst_codec);
     for (int64_t i = begin; i < end; i++) {
         if (!within(bad, c, i, DST_CHANNEL, c->channels_out - 1) ||
             !within(bad, c, i, DST_PAGE, c->dst[c->column[DST_CHANNEL][i]].len - c->dst_page) ||
             !within(bad, c, i, DST_START, c->dst_elements - 1 - c->last_dst))
             return 0;
-        if (grouped && c->column[DST_START][i] % GROUP) {
-            *bad = (struct misfit){i, DST_START, c->column[DST_START][i], c->column[DST_START][i] / GROUP * GROUP};
+        if (grouped && c->column[DST_START][i] % size) {
+            *bad = (struct misfit){i, DST_START, c->column[DST_START][i], c->column[DST_START][i] / size * size};
             return 0;
         }
         int64_t far = c->last_src;

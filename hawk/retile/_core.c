@@ -280,6 +280,7 @@ static int start(PyObject *module)
 {
     (void)module;
     level_of = detect();
+    make_tables();
     return 0;
 }
 

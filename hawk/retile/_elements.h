@@ -10,12 +10,16 @@
 #define ALWAYS inline __attribute__((always_inline))
 #define MAX_LOOPS 16
 #define GROUP 16
+#define MX_GROUP 32
 
-enum { BF16, FP16, FP32, BFP8, BFP4, CODECS };
+/* From BFP8 on groups share an exponent, from MXE4M3 on of twice the size; from E4M3 to INT8 an element has eight bits. */
+enum { BF16, FP16, FP32, E4M3, E5M2, INT8, BFP8, BFP4, MXE4M3, MXE5M2, MXE2M1, CODECS };
 enum { SRC_CHANNEL, SRC_PAGE, SRC_START, DST_CHANNEL, DST_PAGE, DST_START, LO, HI, COLS, COLUMNS };
 enum { CHECK_ONLY = 1, STREAM = 2 };
 
-static const int BITS[CODECS] = {16, 16, 32, 8, 4};
+static const int BITS[CODECS] = {16, 16, 32, 8, 8, 8, 8, 4, 8, 8, 4};
+
+static int group_of(int codec) { return codec >= MXE4M3 ? MX_GROUP : GROUP; }
 
 struct loop {
     int64_t ext, src, dst, row, col;
@@ -31,7 +35,7 @@ struct work {
     int64_t unit;                    /* elements of a unit */
     int64_t us, ud;                  /* the unit's strides; us is 0 where it has more than one */
     int64_t apart;                   /* distance of the two source runs of a woven unit, else 0 */
-    int64_t at[GROUP], col[GROUP];   /* source offsets and dims of a group's elements */
+    int64_t at[MX_GROUP], col[MX_GROUP];   /* source offsets and dims of a group's elements */
 };
 
 typedef void (*kernel)(const struct work *, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds);

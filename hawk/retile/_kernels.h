@@ -132,6 +132,12 @@ TARGET static void FN(copy_strided)(const struct work *w, int64_t s, int64_t d, 
         for (; n > 0; n--, from += ss, to += ds)
             for (int64_t i = 0; i < w->unit; i++)
                 put16(to + i * ud, get16(from + i * us));
+    } else if (w->width == 1) {
+        const uint8_t *from = w->src + s;
+        uint8_t *to = w->dst + d;
+        for (; n > 0; n--, from += ss, to += ds)
+            for (int64_t i = 0; i < w->unit; i++)
+                to[i * ud] = from[i * us];
     } else {
         const uint32_t *from = (const uint32_t *)(const void *)w->src + s;
         uint32_t *to = (uint32_t *)(void *)w->dst + d;

@@ -1,5 +1,5 @@
 /* A nest of loops with a unit that a kernel handles: built from the program, and walked over a piece. */
-#include "_elements.h"
+#include "_small.h"
 
 /* A nest whose innermost loops are a unit, the next one `rows`, and the rest `outer`. */
 struct nest {
@@ -60,6 +60,12 @@ static uint32_t load_one(const struct work *w, int64_t s)
     case BF16: return (uint32_t)get16(w->src + s * 2) << 16;
     case FP16: return from_fp16(get16(w->src + s * 2));
     case FP32: return get32(w->src + s * 4);
+    case E4M3:
+    case E5M2:
+    case INT8: return small_fp32[w->src_codec - E4M3][w->src[s]];
+    case MXE4M3:
+    case MXE5M2:
+    case MXE2M1: return mx_one(w, s);
     case BFP8: return decode_one(8, w->src[s / GROUP], w->src[w->src_header + s]);
     default: return decode_one(4, w->src[s / GROUP], w->src[w->src_header + s / 2] >> (s & 1) * 4 & 15);
     }
@@ -70,7 +76,8 @@ static void store_one(const struct work *w, int64_t d, uint32_t x)
     switch (w->dst_codec) {
     case BF16: put16(w->dst + d * 2, (uint16_t)to_bf16(x)); break;
     case FP16: put16(w->dst + d * 2, (uint16_t)to_fp16(x)); break;
-    default: put32(w->dst + d * 4, x); break;
+    case FP32: put32(w->dst + d * 4, x); break;
+    default: w->dst[d] = to_small(w->dst_codec, x); break;
     }
 }
 
@@ -89,22 +96,26 @@ static void element(const struct work *w, int64_t s, int64_t d, int valid)
 /* One group of a grouped target; elements from dim `cols` on are zero. */
 static void group(const struct work *w, int64_t s, int64_t d, int64_t cols)
 {
-    uint32_t x[GROUP];
-    int bits = BITS[w->dst_codec];
-    for (int k = 0; k < GROUP; k++)
+    uint32_t x[MX_GROUP];
+    int bits = BITS[w->dst_codec], size = group_of(w->dst_codec);
+    for (int k = 0; k < size; k++)
         x[k] = w->col[k] < cols ? load_one(w, s + w->at[k]) : 0;
+    if (w->dst_codec >= MXE4M3) {
+        mx_encode(x, w->dst_codec, w->dst + w->dst_header + d * bits / 8, w->dst + d / MX_GROUP);
+        return;
+    }
     encode_baseline(x, bits, w->dst + w->dst_header + d * bits / 8, w->dst + d / GROUP);
 }
 
-/* Grouped to grouped.  Whole groups that both sides form alike keep their bytes: another packer may have rounded
+/* Grouped, or of eight bits, to grouped.  Whole groups that both sides form alike keep their bytes: another packer may have rounded
  * otherwise. */
 static void regroup(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
 {
-    int64_t bits = BITS[w->dst_codec];
+    int64_t bits = BITS[w->dst_codec], size = group_of(w->dst_codec);
     for (; n > 0; n--, s += ss, d += ds) {
-        if (w->src_codec == w->dst_codec && w->us == 1 && s % GROUP == 0) {
-            memcpy(w->dst + w->dst_header + d * bits / 8, w->src + w->src_header + s * bits / 8, (size_t)(2 * bits));
-            w->dst[d / GROUP] = w->src[s / GROUP];
+        if (w->src_codec == w->dst_codec && w->us == 1 && s % size == 0) {
+            memcpy(w->dst + w->dst_header + d * bits / 8, w->src + w->src_header + s * bits / 8, (size_t)(size * bits / 8));
+            w->dst[d / size] = w->src[s / size];
         } else {
             group(w, s, d, INT64_MAX);
         }
@@ -144,7 +155,7 @@ static kernel choose(const struct work *w, int woven)
 {
     int a = w->src_codec, b = w->dst_codec, run = w->us == 1 && w->ud == 1;
     if (b >= BFP8) {
-        if (a >= BFP8)
+        if (a >= BFP8 || is_small(a) || b >= MXE4M3)
             return regroup;
         if (a == BF16)
             return b == BFP8 ? PICK512(bf16_to_bfp8) : PICK512(bf16_to_bfp4);
@@ -154,6 +165,8 @@ static kernel choose(const struct work *w, int woven)
     }
     if (a == b)
         return woven ? PICK(weave_run) : run ? PICK(copy_run) : PICK(copy_strided);
+    if (is_small(a) || is_small(b))
+        return choose_small(a, b) ? choose_small(a, b) : decode_strided;
     if (a == BF16)
         return b == FP32 ? PICK(bf16_to_fp32) : PICK(bf16_to_fp16);
     if (a == FP32)
@@ -166,7 +179,7 @@ static kernel choose(const struct work *w, int woven)
 /* Kernel for whole aligned groups of the source that are contiguous in both pages; else NULL. */
 static kernel choose_groups(const struct work *w)
 {
-    if (w->src_codec < BFP8 || w->us != 1 || w->ud != 1 || w->unit % GROUP)
+    if (w->src_codec < BFP8 || w->src_codec > BFP4 || w->us != 1 || w->ud != 1 || w->unit % GROUP)
         return NULL;
     if (w->dst_codec == BF16)
         return w->src_codec == BFP8 ? PICK(bfp8_to_bf16) : PICK(bfp4_to_bf16);
@@ -195,16 +208,16 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
     *w = *facts;
     int inner = 0, woven = 0;
     if (w->dst_codec >= BFP8) {
-        int64_t filled = 1;
-        while (filled < GROUP) {
+        int64_t filled = 1, size = group_of(w->dst_codec);
+        while (filled < size) {
             if (inner == count || inner == 4)
                 return 0;
             struct loop *last = &l[count - 1 - inner];
             if (last->dst != filled || last->row)
                 return 0;
-            if (filled * last->ext > GROUP) {
+            if (filled * last->ext > size) {
                 /* Cut the loop in two: the lower part fills the group. */
-                int64_t low = GROUP / filled;
+                int64_t low = size / filled;
                 if (last->ext % low || count > MAX_LOOPS)
                     return 0;
                 memmove(last + 1, last, (size_t)(inner + 1) * sizeof *last);
@@ -215,18 +228,18 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
                 last->dst *= low;
                 last->row *= low;
                 last->col *= low;
-                filled = GROUP;
+                filled = size;
             } else {
                 filled *= last->ext;
             }
             inner++;
         }
-        if (filled != GROUP)
+        if (filled != size)
             return 0;
         for (int i = 0; i < count - inner; i++)
-            if (l[i].dst % GROUP)
+            if (l[i].dst % size)
                 return 0;
-        for (int k = 0; k < GROUP; k++) {
+        for (int k = 0; k < size; k++) {
             int64_t rest = k;
             w->at[k] = w->col[k] = 0;
             for (int i = count - 1; i >= count - inner; i--) {
@@ -235,9 +248,9 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
                 rest /= l[i].ext;
             }
         }
-        w->unit = GROUP;
+        w->unit = size;
         int run = 1, weave = 1;
-        for (int k = 0; k < GROUP; k++) {
+        for (int k = 0; k < size; k++) {
             run &= w->at[k] == k;
             weave &= w->at[k] == k / 2 + (k & 1) * w->at[1];
         }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InternalError, Unmappable
+from hawk.retile.nests import MAX_PADDED, Nest, find
 from hawk.retile.program import Loop, Program
 
 if TYPE_CHECKING:
@@ -26,12 +27,37 @@ if TYPE_CHECKING:
     from hawk.layouts.compiled import Axis, CompiledLayout, Digit
 
 
+def build_program(
+    src: CompiledLayout, dst: CompiledLayout, kv: int, part: tuple[int, int, int] | None = None
+) -> Program:
+    """The program of `build_programs` where there is one; `Unmappable` where it takes several."""
+    programs = build_programs(src, dst, kv, part)
+    if len(programs) > 1:
+        raise Unmappable(
+            "parts of dim are stored in different orders, so one program does not do",
+            field="dim",
+            got=f"{len(programs)} programs",
+            source=src.name,
+            target=dst.name,
+        )
+    return programs[0]
+
+
 @lru_cache(maxsize=256)
-def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
-    """The program that moves K (`kv=0`) or V (`kv=1`) of a cache laid out as `src` into one laid out as `dst`.
+def build_programs(
+    src: CompiledLayout, dst: CompiledLayout, kv: int, part: tuple[int, int, int] | None = None
+) -> tuple[Program, ...]:
+    """The programs that move K (`kv=0`) or V (`kv=1`) of a cache laid out as `src` into one laid out as `dst`.
+
+    One, but where parts of `dim` are stored in different orders: then one for each kind of part, and together they
+    fill the target.
+
+    part    (first head of the target, how many, first head of the source) where only some heads move; without it
+            both sides have the same heads
 
     Pure; results are cached by value, their arrays are read-only.  `heads`, `dims` and `slots` cover the
-    target's index box with its padding, so entries at or beyond the shape's extent are padding throughout.
+    target's index box with its padding, so entries at or beyond the shape's extent are padding throughout; with
+    `part` the heads are those of the part, to which the padding belongs if it holds the last head.
 
     Raises
     ------
@@ -39,8 +65,21 @@ def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
         heads or dim differ, the digits of an axis have no common refinement, or a group of the target's codec
         is not filled by one token of one piece
     """
+    first, count, source_first = part or (0, dst.shape.heads, 0)
+    if part is not None:
+        for field, last, extent in (
+            ("heads", first + count, dst.shape.heads),
+            ("source heads", source_first + count, src.shape.heads),
+        ):
+            if min(part) < 0 or count < 1 or last > extent:
+                raise Unmappable(
+                    "no such heads",
+                    field=field,
+                    got=f"{last - count}..{last - 1}",
+                    expected=f"within 0..{extent - 1}",
+                )
     for field, got, expected in (
-        ("heads", src.shape.heads, dst.shape.heads),
+        ("heads", src.shape.heads, dst.shape.heads if part is None else src.shape.heads),
         ("dim", src.shape.dim, dst.shape.dim),
         ("kvs", src.shape.kvs, dst.shape.kvs),
     ):
@@ -51,24 +90,52 @@ def build_program(src: CompiledLayout, dst: CompiledLayout, kv: int) -> Program:
     a, b = _Side(src, kv), _Side(dst, kv)
     rows = _rows(a, b)
     loops = _slot_loops(a, b, rows)
-    heads, dims = _split(a, b, "head", loops), _split(a, b, "dim", loops)
-    loops.sort(key=lambda loop: -loop.dst)
-    merged = merge_loops(loops)
-    _check_group(dst, merged)
+    last = b.padded("head") if first + count == dst.shape.heads else first + count
+    # Pieces lie within the part on both sides where their size divides all of these.
+    common = gcd(first, count, source_first, last - first)
+    heads = _split(a, b, "head", common, loops, part is not None)
+    heads = heads[(heads >= first) & (heads < last)]
     slots = np.arange(0, b.padded("slot"), rows, dtype=np.int64)
-    for array in (heads, dims, slots):
-        array.flags.writeable = False
-    return Program(
-        src_codec=src.codec,
-        dst_codec=dst.codec,
-        rows=rows,
-        loops=merged,
-        heads=heads,
-        dims=dims,
-        slots=slots,
-        src_elements=src.piece(kv).elements,
-        dst_elements=dst.piece(kv).elements,
-    )
+    programs = []
+    for nest in _dims(a, b):
+        merged = merge_loops(sorted((*loops, *nest.loops), key=lambda loop: -loop.dst))
+        _check_group(dst, merged)
+        for array in (heads, nest.dims, nest.cols, slots):
+            array.flags.writeable = False
+        programs.append(
+            Program(
+                src_codec=src.codec,
+                dst_codec=dst.codec,
+                rows=rows,
+                loops=merged,
+                heads=heads,
+                dims=nest.dims,
+                cols=nest.cols,
+                slots=slots,
+                src_elements=src.piece(kv).elements,
+                dst_elements=dst.piece(kv).elements,
+            )
+        )
+    return tuple(programs)
+
+
+def _dims(src: _Side, dst: _Side) -> tuple[Nest, ...]:
+    dim, padded = dst.layout.shape.dim, dst.padded("dim")
+    if src.piece.stored or dst.piece.stored:
+        if padded > MAX_PADDED:
+            raise Unmappable(
+                "the target pads a head beyond all measure",
+                field="dim",
+                got=f"{padded} positions for {dim}",
+                expected=f"at most {MAX_PADDED}",
+                target=dst.layout.name,
+            )
+        return find(src.piece, dst.piece, dim, padded)
+    loops: list[Loop] = []
+    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
+    dims = _split(src, dst, "dim", padded, loops)
+    width = 1 + sum((loop.ext - 1) * loop.col for loop in loops)
+    return (Nest(tuple(loops), dims, np.clip(dim - dims, 0, width)),)
 
 
 def merge_loops(loops: Iterable[Loop], *, full: bool = False) -> tuple[Loop, ...]:
@@ -113,7 +180,7 @@ class _Side:
 
     def __init__(self, layout: CompiledLayout, kv: int) -> None:
         self.layout = layout
-        piece = layout.piece(kv)
+        self.piece = piece = layout.piece(kv)
         self.page = tuple(d for d in piece.page if d.ext > 1)
         self.inside = tuple(d for d in piece.inside if d.ext > 1)
 
@@ -142,10 +209,19 @@ def _show(side: _Side, axis: Axis) -> str:
     return " ".join(found) or "none"
 
 
-def _split(src: _Side, dst: _Side, axis: Axis, loops: list[Loop]) -> NDArray[np.int64]:
-    """Append the loops of `axis` to `loops`; the base indices of the pieces along it."""
+def _split(
+    src: _Side, dst: _Side, axis: Axis, whole: int, loops: list[Loop], cut: bool = False
+) -> NDArray[np.int64]:
+    """Append the loops of `axis` to `loops`; the base indices of the pieces along it.
+
+    The extent of a piece divides `whole`; with `cut` a digit may be split there.
+    """
     bounds, padded = _boundaries(src, dst, axis), dst.padded(axis)
+    if cut and all(b % whole == 0 or whole % b == 0 for b in bounds):
+        bounds = sorted({*bounds, whole})
     for low, high in pairwise(bounds):
+        if high % low and axis == "head":
+            return np.arange(padded, dtype=np.int64)  # one head is a piece of any layout
         if high % low:
             raise Unmappable(
                 "the digits have no common refinement",
@@ -153,8 +229,6 @@ def _split(src: _Side, dst: _Side, axis: Axis, loops: list[Loop]) -> NDArray[np.
                 got=f"{_show(src, axis)} in {src.layout.name}",
                 expected=f"boundaries that nest with {_show(dst, axis)} in {dst.layout.name}",
             )
-    # A loop over `dim` may run into padding, for `cols` says where it ends; heads have no such mark.
-    whole = padded if axis == "dim" else gcd(padded, dst.layout.shape.extent(axis))
     bases = np.zeros(1, np.int64)
     for i, div in enumerate(bounds):
         # The most significant digit is open-ended: it reaches as far as the target's padding.

@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import CodecInfo
-
     U8 = NDArray[np.uint8]
 
-CODEC_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2, "bfp8_b": 3, "bfp4_b": 4}
-"""How the C core numbers the codecs."""
+CODEC_NUMBERS = {
+    name: i
+    for i, name in enumerate(
+        (
+            *("bf16", "fp16", "fp32", "fp8_e4m3fn", "fp8_e5m2", "int8"),
+            *("bfp8_b", "bfp4_b", "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1"),
+        )
+    )
+}
+"""How the C core numbers the codecs; one that it does not know is numpy's."""
 
 SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 18}
 """Bytes of the target between two looks at the stop flag: a few milliseconds, so that cancelling is prompt."""
@@ -174,13 +180,13 @@ class _Call:
         self.program, self.pieces, self.pieces_count = program, pieces, len(pieces)
         self.src = [_bytes(s, f"src[{c}]", writable=False) for c, s in enumerate(src)]
         self.dst = [_bytes(d, f"dst[{c}]", writable=True) for c, d in enumerate(dst)]
-        self.core = native.core_name()
+        self.core = _core_for(program)
         each = max(1, piece_elements(program) * program.dst_codec.bits // 8)
         self.slice = max(1, SLICE_BYTES[self.core] // each)
-        numbers = [_number(program.src_codec, "src_codec"), _number(program.dst_codec, "dst_codec")]
         if self.core == "numpy":
             numpy_core.check(program, pieces, [len(s) for s in self.src], [len(d) for d in self.dst])
             return
+        numbers = [CODEC_NUMBERS[codec.name] for codec in (program.src_codec, program.dst_codec)]
         self._facts = np.array([*numbers, program.src_elements, program.dst_elements], np.int64)
         self._loops = np.array([(p.ext, p.src, p.dst, p.row, p.col) for p in program.loops], np.int64)
         self._columns = [np.ascontiguousarray(getattr(pieces, name), np.int64) for name in _COLUMNS]
@@ -244,16 +250,10 @@ class _Call:
         )
 
 
-def _number(codec: CodecInfo, name: str) -> int:
-    number = CODEC_NUMBERS.get(codec.name)
-    if number is None:
-        raise InvalidArgument(
-            "no retile core knows this codec",
-            field=f"program.{name}",
-            got=codec.name,
-            expected=", ".join(CODEC_NUMBERS),
-        )
-    return number
+def _core_for(program: Program) -> native.Core:
+    """The core in use, or numpy where the C core does not know a codec."""
+    known = all(c.name in CODEC_NUMBERS and c.factor == 1.0 for c in (program.src_codec, program.dst_codec))
+    return native.core_name() if known else "numpy"
 
 
 def _behind(array: U8, offset: int, field: str) -> U8:

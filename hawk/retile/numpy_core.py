@@ -143,7 +143,7 @@ class _Batch:
 
     def move(self, src: U8 | None, dst: U8) -> None:
         """Read from the source channel (None: only zeros are due), convert, write to the target channel."""
-        codec, same = self.program.dst_codec, self.program.src_codec.name == self.program.dst_codec.name
+        codec, same = self.program.dst_codec, self.program.src_codec == self.program.dst_codec
         if same and codec.group == 1:
             self._put(dst, self.dst_page, codec.bits // 8, self._elements(src))
             return
@@ -248,13 +248,13 @@ def _unit(run: int, base: I64, starts: I64) -> int:
 @cache
 def _table(codec: CodecInfo) -> NDArray[np.uint32]:
     """binary32 bits by exponent and code, `uint32[256, 2**bits]`."""
-    n = 1 << codec.bits
+    n = max(1 << codec.bits, codec.group)
     pages = np.empty((256, codec.page_bytes(n)), np.uint8)
     header = codec.header_bytes(n)
     pages[:, :header] = np.arange(256)[:, None]
-    codes = np.arange(n)
+    codes = np.arange(n) % (1 << codec.bits)
     pages[:, header:] = codes if codec.bits == 8 else codes[0::2] | codes[1::2] << 4
-    return decode(codec, pages, n)
+    return decode(codec, pages, n)[:, : 1 << codec.bits]
 
 
 def check(

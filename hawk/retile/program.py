@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Loop:
     """One loop of the nest: `ext` steps, each `src` elements on in the source page and `dst` in the target page.
 
-    `row` and `col` are how many tokens and how many `dim` indices one step advances; they decide which
-    elements of a partial piece are valid.
+    `row` and `col` are how many tokens and how many `dim` indices one step advances, in the order in which the
+    target stores them; they decide which elements of a partial piece are valid.
     """
 
     ext: int
@@ -46,6 +46,7 @@ class Program:
     loops      most significant first in the target's order
     heads      first head of each piece along the head axis, `int64[nh]`
     dims       first dim of each piece along the dim axis, `int64[nd]`; may reach into padding
+    cols       how many of the piece's cols exist, `int64[nd]`: what `Pieces.cols` is for a piece that reads
     slots      first slot of each piece within a target block, `int64[ns]`; entries at or beyond the block size
                are padding rows
     src_elements, dst_elements    elements per page on either side, padding included
@@ -57,6 +58,7 @@ class Program:
     loops: tuple[Loop, ...]
     heads: I64
     dims: I64
+    cols: I64
     slots: I64
     src_elements: int
     dst_elements: int

@@ -15,7 +15,7 @@ def positions(layout: CompiledLayout, kv: int, layer: int = 0) -> tuple[np.ndarr
     index = np.ix_(*[np.arange(n, dtype=np.int64) for n in extents])
     page = sum(piece.page_term(axis, i) for axis, i in zip(AXES, index, strict=True))
     inside = sum(piece.inside_term(axis, i) for axis, i in zip(AXES, index, strict=True))
-    page = page + layout.fixed_term(kv, layer)
+    page, inside = page + layout.fixed_term(kv, layer), inside + layout.first_position(kv)
     return np.broadcast_to(page, extents), np.broadcast_to(inside, extents)
 
 

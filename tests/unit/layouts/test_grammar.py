@@ -17,6 +17,7 @@ from hawk.layouts.grammar import (
     evaluate,
     parse_order,
     parse_rename,
+    parse_split,
     show,
 )
 
@@ -44,11 +45,44 @@ def test_parentheses_fuse_and_nest():
 
 
 def test_a_rename_is_one_term():
-    name, term = parse_rename("m = (dim%(R/2) dim/(R/2))")
+    name, (term,) = parse_rename("m = (dim%(R/2) dim/(R/2))")
     assert name == "m"
     assert isinstance(term.base, Group)
     assert [t.text for t in term.base.terms] == ["dim%(R/2)", "dim/(R/2)"]
     assert term.base.terms[0].ops == (("%", Binary("/", Param("R", 11), Number(2), 12)),)
+
+
+def test_a_rename_may_be_a_sum():
+    name, terms = parse_rename("m = (rope%8 rope/8) + rest")
+    assert (name, [t.text for t in terms]) == ("m", ["(rope%8 rope/8)", "rest"])
+
+
+def test_a_split_names_parts_and_sizes():
+    assert parse_split("dim = latent:512 + rope:(R/2) + rest").parts == (
+        ("latent", Number(512)),
+        ("rope", Binary("/", Param("R", 26), Number(2), 27)),
+        ("rest", None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dims = a:1", ["'dims'", "dim"]),
+        ("slot = a:1", ["'slot' at column 1", "dim"]),
+        ("dim", ["end of the text", "'='"]),
+        ("dim = ", ["a new name"]),
+        ("dim = head:2", ["not an axis"]),
+        ("dim = a:", ["a number"]),
+        ("dim = a + b:2", ["takes all that is left"]),
+        ("dim = a:2 b:2", ["'b' at column 11"]),
+        ("dim = " + " + ".join(f"p{i}:1" for i in range(9)), ["at most 8"]),
+    ],
+)
+def test_a_split_that_cannot_be_read(text, words):
+    with pytest.raises(LayoutError) as caught:
+        parse_split(text)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +175,6 @@ def test_a_rename_that_cannot_be_read(text, words):
 
 @given(st.text(alphabet="kvblockheadslotdim 0123456789()/%|=*+-R\n\té", max_size=200))
 def test_any_text_is_read_or_refused(text):
-    for parse in (parse_order, parse_rename):
+    for parse in (parse_order, parse_rename, parse_split):
         with contextlib.suppress(LayoutError):
             parse(text)

@@ -7,7 +7,13 @@ from itertools import product
 import numpy as np
 
 from hawk.layouts import CacheShape, Layout
+from hawk.memory.region import Region
+from hawk.plan.check import check, check_placement
+from hawk.plan.segments import direct, staged, touched
+from hawk.plan.source import retile_steps
+from hawk.plan.target import split, target_chunk
 from hawk.plan.types import Placement
+from hawk.retile import cpu
 
 AXES = ("layer", "kv", "head", "block", "slot", "dim")
 
@@ -81,6 +87,10 @@ def chunk_elements(layout, selection, chunk):
     size, t0, t1 = layout.shape.block_size, selection.token, selection.token + selection.tokens
     for layer, kv in product(range(chunk.layer, chunk.layer + chunk.layers), range(layout.shape.kvs)):
         extents = [range(padded(layout, kv, axis)) for axis in ("head", "slot", "dim")]
+        if selection.heads:
+            last = selection.head + selection.heads
+            # Heads that are padding go with the last one.
+            extents[0] = range(selection.head, last if last < layout.shape.heads else extents[0].stop)
         for entry in range(chunk.block, chunk.block + chunk.blocks):
             for head, slot, dim in product(*extents):
                 token = entry * size + slot
@@ -157,3 +167,128 @@ def apply_segments(segments, regions, remote):
         segments.region, segments.local, segments.remote, segments.nbytes, strict=True
     ):
         regions[r][local : local + n] = remote[at : at + n]
+
+
+class Tables:
+    """Where elements lie, many at once: one table an axis, read off `CompiledLayout.locate`, which is separable."""
+
+    def __init__(self, layout, kv):
+        self.layout, shape = layout, layout.shape
+
+        def number(**index):
+            at = dict.fromkeys(("layer", "head", "block", "slot", "dim"), 0) | index
+            buffer, channel, page, inside = layout.locate(kv=kv, **at)
+            return page // layout.page_stride * layout.channels + channel, inside, buffer
+
+        zero = number()
+        self.base = zero[:2]
+        axes = ("layer", "head", "block", "slot", "dim")
+        found = {a: [number(**{a: i}) for i in range(shape.extent(a))] for a in axes}
+        self.buffer = np.asarray([n[2] for n in found["layer"]], np.int64)
+        self.terms = {
+            a: (
+                np.asarray([n[0] - zero[0] for n in rows], np.int64),
+                np.asarray([n[1] - zero[1] for n in rows], np.int64),
+            )
+            for a, rows in found.items()
+        }
+
+    def at(self, layer, head, block, slot, dim):
+        """(buffer, channel, byte offset of the page, position) of index arrays that broadcast."""
+        index = {"layer": layer, "head": head, "block": block, "slot": slot, "dim": dim}
+        page = sum((self.terms[a][0][i] for a, i in index.items()), np.int64(self.base[0]))
+        inside = sum((self.terms[a][1][i] for a, i in index.items()), np.int64(self.base[1]))
+        layout = self.layout
+        return (
+            np.broadcast_to(self.buffer[layer], page.shape),
+            page % layout.channels,
+            page // layout.channels * layout.page_stride,
+            inside,
+        )
+
+
+_KEPT: dict[tuple[int, int], Tables] = {}
+
+
+def tables(layout, kv):
+    """`Tables`, made once; they hold their layout, so that its id stays its own."""
+    key = id(layout), kv
+    if key not in _KEPT:
+        if len(_KEPT) > 200:
+            _KEPT.clear()
+        _KEPT[key] = Tables(layout, kv)
+    return _KEPT[key]
+
+
+def positions(cache, kv, layers, heads, blocks, tokens):
+    """(region, first byte) of elements `[layers, heads, tokens, dims]` of an elementwise codec."""
+    layout = cache.layout
+    size, bits = layout.shape.block_size, layout.codec.bits
+    layers, heads, blocks, tokens = (np.asarray(x, np.int64) for x in (layers, heads, blocks, tokens))
+    buffer, channel, page, inside = tables(layout, kv).at(
+        layers[:, None, None, None],
+        heads[:, None, None],
+        blocks[tokens // size][:, None],
+        (tokens % size)[:, None],
+        np.arange(layout.shape.dim),
+    )
+    place = cache.placement
+    return place.region[buffer, channel], place.offset[buffer, channel] + page + inside * bits // 8
+
+
+def store(cache, kv, layers, heads, blocks, tokens, values):
+    """Writes 16-bit elements `values[layers, heads, tokens, dims]`."""
+    region, byte = positions(cache, kv, layers, heads, blocks, tokens)
+    for r, memory in enumerate(cache.regions):
+        for half in (0, 1):
+            memory[byte[region == r] + half] = (values[region == r] >> (8 * half)) & 255
+
+
+def fetch(cache, kv, layers, heads, blocks, tokens):
+    """Elements `[layers, heads, tokens, dims]` as their bits, `uint32`."""
+    region, byte = positions(cache, kv, layers, heads, blocks, tokens)
+    out = np.zeros(region.shape, np.uint32)
+    for r, memory in enumerate(cache.regions):
+        own = region == r
+        for k in range(cache.layout.codec.bits // 8):
+            out[own] |= memory[byte[own] + k].astype(np.uint32) << np.uint32(8 * k)
+    return out
+
+
+def carry_out(source, target, selection, src_blocks, dst_blocks, *, rng, mode="direct", max_bytes=1 << 22):
+    """A whole transfer with the retile core in use, through an arena of rubbish; what it touched of each region."""
+    regions = [Region(f"r{i}", r) for i, r in enumerate(target.regions)]
+    marks = [np.zeros(len(r), bool) for r in target.regions]
+    check(source.layout, target.layout, selection)
+    check_placement(source.layout, source.placement, [len(r) for r in source.regions])
+    for chunk in split(target.layout, selection, max_bytes=max_bytes):
+        planned = target_chunk(target.layout, dst_blocks, selection, chunk)
+        arena = rng.integers(0, 256, planned.nbytes, np.uint8)
+        for step in retile_steps(source.layout, src_blocks, source.placement, planned, dst_blocks):
+            # The core refuses what leaves these slices, and they are the buffers and nothing more.
+            taken = [
+                source.regions[r][o : o + source.layout.channel_bytes]
+                for r, o in zip(step.src_region, step.src_offset, strict=True)
+            ]
+            cpu.run(step.program, step.pieces, taken, [arena[o:] for o in step.dst_offset])
+        if mode == "direct":
+            segments = direct(planned, target.placement, 0)
+            segments.check(regions, len(arena))
+            apply_segments(segments, target.regions, arena)
+        else:
+            channels = target.layout.channels
+            home = target.placement.region[0]
+            begin = np.full(channels, target.cache_bytes, np.int64)
+            segments, moves = staged(planned, target.placement, 0, home, begin)
+            segments.check(regions, len(arena))
+            apply_segments(segments, target.regions, arena)
+            for c, a, b, n in zip(moves.channel, moves.source, moves.target, moves.nbytes, strict=True):
+                memory = target.regions[home[c]]
+                memory[b : b + n] = memory[a : a + n].copy()
+        for r, at, n in zip(*_columns(touched(planned, target.placement)), strict=True):
+            marks[r][at : at + n] = True
+    return marks
+
+
+def _columns(ranges):
+    return ranges.region.tolist(), ranges.start.tolist(), ranges.nbytes.tolist()

@@ -45,6 +45,14 @@ def test_statistics_count_what_direct_moves():
         assert stats.arena_bytes == target.nbytes
 
 
+def test_the_median_is_the_lower_of_the_two_in_the_middle():
+    # Blocks 0 and 1 join and 4 stays alone: in each channel one run of two blocks and one of one.
+    target = chunk([0, 1, 4], channels=8)
+    lengths = np.sort(target.runs[0].nbytes)
+    assert lengths[7] < lengths[8]
+    assert statistics(target).median == lengths[7]
+
+
 def test_a_reader_scatters_and_a_writer_gathers():
     target = chunk(SCATTERED)
     runs = statistics(target).runs

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawk.plan.check import check_blocks, entries
+from hawk.plan.check import check, check_blocks, entries
 from hawk.plan.segments import direct, staged, touched
 from hawk.plan.source import retile_steps
 from hawk.plan.target import chunk_bytes, split, target_chunk
@@ -20,6 +20,8 @@ SOURCES = {
     "block-first": s.declare("block-first", "block layer kv head slot dim"),
     "k-transposed": s.declare("kt", "block head dim slot", "block head slot dim", buffers="layer kv"),
     "tiles": s.declare("tiles", s.SMALL_TILES, buffers="layer kv"),
+    "head-pairs": s.declare("pairs", "block head/2 slot/8 | dim head%2 slot%8", buffers="layer kv"),
+    "head-threes": s.declare("threes", "layer block slot head/3 | head%3 dim", buffers="kv"),
 }
 TARGETS = {
     "tiles": s.declare("tiles", s.TILES, buffers="layer kv", align=64),
@@ -39,6 +41,9 @@ TARGETS = {
     "padded-heads": s.declare("ph", "block head/2 slot/8 | head%2 dim slot%8", buffers="layer kv"),
     "padded-pages": s.declare(
         "pp", "block slot/32 slot%32/8 | slot%8 head dim", buffers="layer kv", align=64
+    ),
+    "k-and-v-apart": s.declare(
+        "kva", "block head slot/8 | slot%8 dim", "block slot/8 head | slot%8 dim", buffers="layer kv"
     ),
     "tokens-are-pages": s.declare("tp", "slot block | head dim", buffers="layer kv", align=64),
 }
@@ -61,13 +66,19 @@ class Scene:
         seed,
         heads=2,
         dim=32,
+        part=None,
     ):
         rng = np.random.default_rng(seed)
         self.selection = Selection(1, 2, token, tokens)
+        src_heads, src_layers = heads, 3
+        if part is not None:
+            # (heads of the source, its layers, its layers for ours, first head, how many, the source's first)
+            src_heads, src_layers, picked, head, count, source_head = part
+            self.selection = Selection(1, 2, token, tokens, picked, head, count, source_head)
         end = token + tokens
         n_src, n_dst = -(-end // src_block), -(-end // dst_block)
         self.src = SOURCES[source].compile(
-            s.shape(layers=3, heads=heads, dim=dim, block_size=src_block, blocks=n_src + 3),
+            s.shape(layers=src_layers, heads=src_heads, dim=dim, block_size=src_block, blocks=n_src + 3),
             channels=src_channels,
         )
         self.dst = TARGETS[target].compile(
@@ -76,6 +87,7 @@ class Scene:
         self.src_blocks = rng.permutation(n_src + 3)[:n_src]
         # Decode allocated one block more than the tokens need.
         self.dst_blocks = rng.permutation(n_dst + 3)[: n_dst + 1]
+        check(self.src, self.dst, self.selection)
         check_blocks(self.src, self.src_blocks, self.selection, "src_blocks")
         check_blocks(self.dst, self.dst_blocks, self.selection, "dst_blocks")
         self.source = s.Cache(self.src, rng)
@@ -85,13 +97,18 @@ class Scene:
     def expected(self, chunks):
         want = [r.copy() for r in self.before]
         size = self.src.shape.block_size
+        moved_by = self.selection.source_head - self.selection.head
         for chunk in chunks:
             for layer, kv, head, entry, slot, dim, token in s.chunk_elements(self.dst, self.selection, chunk):
                 region, page, inside = self.target.at(layer, kv, head, int(self.dst_blocks[entry]), slot, dim)
                 value = 0
                 if token is not None:
                     block = int(self.src_blocks[token // size])
-                    value = self.source.get(self.source.at(layer, kv, head, block, token % size, dim))
+                    value = self.source.get(
+                        self.source.at(
+                            self.selection.source_layer(layer), kv, head + moved_by, block, token % size, dim
+                        )
+                    )
                 want[region][page + 2 * inside] = value & 255
                 want[region][page + 2 * inside + 1] = value >> 8
         return want
@@ -183,6 +200,69 @@ def test_every_byte_of_the_target(data):
         for b in range(*entries(scene.dst, scene.selection))
     )
     scene.check(draw(st.one_of(st.just(whole), st.integers(block, whole))))
+
+
+@st.composite
+def head_parts(draw):
+    """Heads of the target and a part of them, from a source that has others, in other layers."""
+    heads, src_heads = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    count = draw(st.integers(1, min(heads, src_heads)))
+    picked = draw(st.sampled_from([(), (3, 0), (0, 1), (2, 2)]))
+    head, source_head = draw(st.integers(0, heads - count)), draw(st.integers(0, src_heads - count))
+    return heads, (src_heads, 4, picked, head, count, source_head)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_some_heads_and_other_layers(data):
+    """Only the named heads of the target change, byte by byte, and only they are read."""
+    draw = data.draw
+    target = draw(st.sampled_from(sorted(TARGETS)))
+    heads, part = draw(head_parts())
+    scene = Scene(
+        draw(st.sampled_from(sorted(SOURCES))),
+        target,
+        src_block=draw(st.sampled_from([16, 32, 40])),
+        dst_block=draw(st.sampled_from([16, 32, 40])),
+        channels=draw(st.sampled_from([1, 3, 7])),
+        src_channels=draw(st.sampled_from([1, 3])),
+        token=draw(st.integers(0, 45)),
+        tokens=draw(st.one_of(st.sampled_from([1, 31, 32, 33]), st.integers(1, 50))),
+        seed=draw(st.integers(0, 2**32)),
+        heads=heads,
+        part=part,
+        dim=32 if target == "k-interleaved" else draw(st.sampled_from([16, 24])),
+    )
+    whole = chunk_bytes(scene.dst, scene.selection, Chunk(1, 2, *_span(scene)))
+    scene.check(whole)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("nhd", (1, 3, (), 2, 1, 0)),
+        ("nhd", (8, 3, (2, 0), 0, 4, 4)),
+        ("hnd", (5, 3, (), 1, 3, 2)),
+        ("head-pairs", (4, 3, (), 0, 2, 1)),
+        ("head-pairs", (4, 3, (), 2, 2, 0)),
+        ("head-threes", (6, 3, (), 0, 4, 2)),
+    ],
+)
+def test_every_target_in_parts(source, target, part):
+    Scene(
+        source,
+        target,
+        src_block=16,
+        dst_block=40,
+        channels=7,
+        src_channels=1,
+        token=5,
+        tokens=40,
+        seed=5,
+        heads=4,
+        part=part,
+    ).check(1 << 20)
 
 
 def _span(scene):

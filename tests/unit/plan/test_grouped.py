@@ -20,10 +20,12 @@ from tests.unit.plan import support as s
     ("name", "token", "tokens"),
     [("tenstorrent/kv", 37, 60), ("tenstorrent/kv-hf", 5, 64), ("tenstorrent/kv", 0, 33)],
 )
-def test_exponents_and_mantissas_of_our_rows_and_no_others(codec, name, token, tokens):
+@pytest.mark.parametrize("part", [(), (1, 1, 2)])
+def test_exponents_and_mantissas_of_our_rows_and_no_others(codec, name, token, tokens, part):
     rng = np.random.default_rng(token)
-    selection = Selection(0, 2, token, tokens)
-    src = load("vllm/nhd").compile(s.shape(dim=64, block_size=16))
+    selection = Selection(0, 2, token, tokens, (), *part)
+    moved_by = selection.source_head - selection.head
+    src = load("vllm/nhd").compile(s.shape(heads=4 if part else 2, dim=64, block_size=16))
     dst = load(name).compile(s.shape(dim=64, block_size=40), codec=codec, channels=7)
     src_blocks, dst_blocks = rng.permutation(12)[:7], rng.permutation(12)[:4]
     source, target = s.Cache(src, rng), s.Cache(dst, rng)
@@ -33,14 +35,15 @@ def test_exponents_and_mantissas_of_our_rows_and_no_others(codec, name, token, t
     want = [r.copy() for r in target.regions]
     # One group at a time: sixteen neighbouring positions, their values from the source, their bytes into the page.
     groups: dict[tuple[int, int, int], np.ndarray] = {}
-    chunks = split(dst, selection, max_bytes={"bfp8_b": 20_000, "bfp4_b": 12_000}[codec])
+    least = {"bfp8_b": 20_000, "bfp4_b": 12_000}[codec]
+    chunks = split(dst, selection, max_bytes=least // 2 if part else least)
     assert len(chunks) > 1
     for chunk in chunks:
         for layer, kv, head, entry, slot, dim, at in s.chunk_elements(dst, selection, chunk):
             region, page, inside = target.at(layer, kv, head, int(dst_blocks[entry]), slot, dim)
             group = groups.setdefault((region, page, inside // 16), np.zeros((1, 16), np.uint32))
             if at is not None:
-                where = source.at(layer, kv, head, int(src_blocks[at // 16]), at % 16, dim)
+                where = source.at(layer, kv, head + moved_by, int(src_blocks[at // 16]), at % 16, dim)
                 group[0, inside % 16] = source.get(where) << 16
     half = 16 * dst.codec.bits // 8
     for (region, page, number), bits in groups.items():

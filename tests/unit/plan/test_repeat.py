@@ -34,16 +34,19 @@ def placement(layout, seed: int) -> Placement:
 @pytest.mark.parametrize("target", ["tenstorrent/kv", "vllm/nhd", "shared"])
 @pytest.mark.parametrize("max_bytes", [1 << 20, 70_000, 9_000])
 @pytest.mark.parametrize("first", [0, 37])
-def test_every_chunk_is_as_if_planned_alone(target: str, max_bytes: int, first: int) -> None:
+@pytest.mark.parametrize("picked", [(), (6, 0, 3, 1, 5)])
+def test_every_chunk_is_as_if_planned_alone(
+    target: str, max_bytes: int, first: int, picked: tuple[int, ...]
+) -> None:
     shape = CacheShape(layers=5, heads=2, dim=64, block_size=32, blocks=40)
     layout = Layout.from_toml(SHARED) if target == "shared" else load(target)
     channels = 7 if target.startswith("tenstorrent") else None
     dst = layout.compile(shape, channels=channels)
-    src = load("vllm/nhd").compile(CacheShape(layers=5, heads=2, dim=64, block_size=16, blocks=64))
+    src = load("vllm/nhd").compile(CacheShape(layers=7, heads=2, dim=64, block_size=16, blocks=64))
     rng = np.random.default_rng(1)
     src_blocks, dst_blocks = rng.permutation(64)[:20], rng.permutation(40)[:9]
     where = placement(src, 2)
-    selection = Selection(layer=0, layers=5, token=first, tokens=250 - first)
+    selection = Selection(layer=0, layers=5, token=first, tokens=250 - first, source_layers=picked)
     chunks = split(dst, selection, max_bytes=max(max_bytes, 4096 * 5))
     into, out = TargetPlans(dst, dst_blocks, selection), SourcePlans(src, src_blocks, where, dst, dst_blocks)
     assert len(chunks) > 1 or max_bytes == 1 << 20

@@ -64,11 +64,15 @@ def test_every_run_lies_where_the_pages_say(data):
     name = draw(st.sampled_from(sorted(LAYOUTS)))
     size = draw(st.sampled_from([16, 32, 40, 64]))
     token, tokens = draw(st.integers(0, 70)), draw(st.integers(1, 80))
-    selection = Selection(draw(st.integers(0, 1)), 1, token, tokens)
+    heads = draw(st.integers(1, 3))
+    some = draw(st.integers(0, heads))
+    head = draw(st.integers(0, heads - some)) if some else 0
+    selection = Selection(draw(st.integers(0, 1)), 1, token, tokens, head=head, heads=some)
     used = -(-(token + tokens) // size)
     dims = draw(st.sampled_from([16, 32])) if tokens < 40 else 16
     layout = LAYOUTS[name].compile(
-        s.shape(dim=dims, block_size=size, blocks=used + 4), channels=draw(st.sampled_from([1, 3, 7, 8, 12]))
+        s.shape(heads=heads, dim=dims, block_size=size, blocks=used + 4),
+        channels=draw(st.sampled_from([1, 3, 7, 8, 12])),
     )
     blocks = np.random.default_rng(draw(st.integers(0, 999))).permutation(used + 4)[: used + 1]
     begin, end = entries(layout, selection)

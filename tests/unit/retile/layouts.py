@@ -9,7 +9,15 @@ FP16 = CodecInfo("fp16", 16)
 FP32 = CodecInfo("fp32", 32)
 BFP8 = CodecInfo("bfp8_b", 8, 16, True)
 BFP4 = CodecInfo("bfp4_b", 4, 16, True)
-CODECS = {c.name: c for c in (BF16, FP16, FP32, BFP8, BFP4)}
+E4M3 = CodecInfo("fp8_e4m3fn", 8, 1, True)
+E5M2 = CodecInfo("fp8_e5m2", 8, 1, True)
+INT8 = CodecInfo("int8", 8, 1, True)
+MXE4M3 = CodecInfo("mxfp8_e4m3", 8, 32, True)
+MXE5M2 = CodecInfo("mxfp8_e5m2", 8, 32, True)
+MXE2M1 = CodecInfo("mxfp4_e2m1", 4, 32, True)
+CODECS = {c.name: c for c in (BF16, FP16, FP32, E4M3, E5M2, INT8, BFP8, BFP4)}
+MX = {c.name: c for c in (MXE4M3, MXE5M2, MXE2M1)}
+"""Their groups of 32 do not fit the tiles of 16 columns."""
 
 
 def compiled(name, shape, codec, page, inside, *, buffers=(), channels=1, align=1):

@@ -97,16 +97,17 @@ def expected(program, pieces, src, dst):
             continue
         order = np.argsort(d, kind="stable")
         encoded = codecs.encode(b, values[order][None])[0]
-        head_in, head_out, per = a.header_bytes(n_src), b.header_bytes(n_dst), 2 * b.bits
-        for g in range(len(d) // 16):
-            members = order[g * 16 : g * 16 + 16]
+        n = b.group
+        head_in, head_out, per = a.header_bytes(n_src), b.header_bytes(n_dst), n * b.bits // 8
+        for g in range(len(d) // n):
+            members = order[g * n : g * n + n]
             if not touched[members[0]]:
                 continue
-            to, first = d[members[0]] // 16, s[members[0]]
-            body = encoded[len(d) // 16 + g * per :][:per]
+            to, first = d[members[0]] // n, s[members[0]]
+            body = encoded[len(d) // n + g * per :][:per]
             scale = encoded[g]
-            alike = valid[members].all() and s[members].tolist() == list(range(first, first + 16))
-            if same and alike and first % 16 == 0:
-                scale, body = raw[first // 16], raw[head_in + first // 16 * per :][:per]
+            alike = valid[members].all() and s[members].tolist() == list(range(first, first + n))
+            if same and alike and first % n == 0:
+                scale, body = raw[first // n], raw[head_in + first // n * per :][:per]
             page[to], page[head_out + to * per : head_out + to * per + per] = scale, body
     return out

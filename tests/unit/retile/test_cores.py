@@ -150,6 +150,73 @@ def test_every_bf16_under_several_exponents():
                 assert np.array_equal(got[0], want)
 
 
+@pytest.mark.parametrize("other", [*lay.CODECS.values(), *lay.MX.values()], ids=lambda c: c.name)
+@pytest.mark.parametrize("mx", lay.MX.values(), ids=lambda c: c.name)
+def test_blocks_of_thirty_two(mx, other):
+    """To and from every codec, through tiles whose rows hold whole blocks, whole and in part, interleaved too."""
+    shape = lay.shape_of(blocks=2, dim=64, heads=2)
+    check(lay.nhd(shape, other), lay.tiles(shape, mx, channels=3, tile=32, face=32))
+    check(lay.tiles(shape, mx, tile=32, face=32), lay.nhd(shape, other))
+    check(lay.nhd(shape, other), lay.tiles(shape, mx, tile=64, face=32), token=5, tokens=40)
+    padded = lay.shape_of(blocks=2, dim=80, heads=2)
+    check(lay.nhd(padded), lay.tiles(padded, mx, tile=32, face=32), token=3, tokens=30)
+    wide = lay.shape_of(blocks=2, dim=128, heads=1)
+    elementwise = other if other.group == 1 else lay.FP32
+    check(lay.nhd(wide, elementwise), lay.tiles(wide, mx, tile=32, face=32, interleave=True))
+
+
+@pytest.mark.parametrize("target", lay.MX.values(), ids=lambda c: c.name)
+def test_every_bf16_in_blocks_of_thirty_two(target):
+    """All 65,536 values beside neighbours that set the scale, and every scale and code read back."""
+    every = np.arange(65536, dtype=np.uint16)
+    shape = lay.shape_of(heads=8, dim=1024, block_size=256, blocks=1, kvs=1)
+    axes = [("slot", 1, 256), ("head", 1, 8), ("dim", 1, 1024)]
+    a, b = (
+        lay.compiled("flat", shape, codec, [("block", 1, 1)], axes, buffers=("layer", "kv"))
+        for codec in (lay.BF16, target)
+    )
+    raw = np.random.default_rng(4).integers(0, 256, b.channel_bytes, np.uint8)
+    for neighbour in (0x0000, 0x0001, 0x0080, 0x3F80, 0x4080, 0xC47F, 0x7F00, 0x7F80, 0xFFFF):
+        block = np.zeros((65536, 32), np.uint16)
+        block[:, 5], block[:, 21] = every, neighbour
+        for x, y, src in ((a, b, block.reshape(-1).view(np.uint8)), (b, a, raw)):
+            program = build_program(x, y, 0)
+            pieces = slow.pieces_of(program, x, y, 0, 0, [0], [0], 0, 256)
+            want = slow.codecs.transcode(x.codec, y.codec, src[None, :], shape.heads * shape.dim * 256)[0]
+            for core in CORES:
+                got = [np.zeros(y.channel_bytes, np.uint8)]
+                move(core, program, pieces, [src], got)
+                assert np.array_equal(got[0], want)
+
+
+@pytest.mark.parametrize("target", [lay.E4M3, lay.E5M2, lay.INT8], ids=lambda c: c.name)
+@pytest.mark.parametrize("source", [lay.BF16, lay.FP16, lay.FP32], ids=lambda c: c.name)
+def test_every_input_to_eight_bits_and_back(source, target):
+    """All 16-bit words; of fp32 every exponent with mantissas around every tie of the target."""
+    if source is lay.FP32:
+        step, near = np.arange(32, dtype=np.uint32) << np.uint32(18), np.array([0, 1, 0x3FFFF], np.uint32)
+        words = (np.arange(512, dtype=np.uint32)[:, None, None] << np.uint32(23)) + step[:, None] + near
+        data = words.ravel().astype("<u4")
+    else:
+        data = np.arange(65536, dtype="<u2")
+    shape = lay.shape_of(heads=1, dim=256, block_size=len(data) // 256, blocks=1, kvs=1)
+    axes = [("slot", 1, shape.block_size), ("head", 1, 1), ("dim", 1, 256)]
+    a, b = (
+        lay.compiled("flat", shape, codec, [("block", 1, 1)], axes, buffers=("layer", "kv"))
+        for codec in (source, target)
+    )
+    codes = [np.zeros(b.channel_bytes, np.uint8)]
+    for x, y, src in ((a, b, [data.view(np.uint8)]), (b, a, codes)):
+        program = build_program(x, y, 0)
+        pieces = slow.pieces_of(program, x, y, 0, 0, [0], [0], 0, shape.block_size)
+        want = slow.codecs.transcode(x.codec, y.codec, src[0][None, :], len(data))[0]
+        for core in CORES:
+            got = [np.zeros(y.channel_bytes, np.uint8)]
+            move(core, program, pieces, src, got)
+            assert np.array_equal(got[0], want)
+        codes[0][:] = want[: len(codes[0])]
+
+
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize(
     ("column", "value"),
@@ -205,7 +272,7 @@ def test_every_instruction_set_gives_the_same_bytes():
 
 
 @pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("codec", [lay.BF16, lay.BFP8], ids=["bf16", "bfp8_b"])
+@pytest.mark.parametrize("codec", [lay.BF16, lay.E4M3, lay.BFP8], ids=["bf16", "fp8_e4m3fn", "bfp8_b"])
 @pytest.mark.parametrize("interleave", [False, True])
 def test_large_moves_past_the_caches(core, codec, interleave):
     """Large enough for streaming stores, on aligned and on odd targets, against small moves by numpy."""

@@ -1,0 +1,348 @@
+"""Reads a declaration's tables.  They may come from a peer: every bound here is one that a hostile text would test."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, Any
+
+from hawk.errors import LayoutError
+from hawk.layouts.codecs import CODECS
+from hawk.layouts.compiled import AXES
+from hawk.layouts.compiling import MAX_ALIGN, MAX_CHANNELS, bounded, short
+from hawk.layouts.declared import Piece, Scale, Sharding
+from hawk.layouts.digits import MAX_ELEMENTS
+from hawk.layouts.grammar import (
+    Arith,
+    Number,
+    is_name,
+    nearest,
+    parse_number,
+    parse_order,
+    parse_rename,
+    parse_split,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hawk.layouts.compiled import Axis
+    from hawk.layouts.declared import Placement
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?\Z")
+
+MAX_PIECES = 8
+MAX_RENAMES = 8
+MAX_SPLITS = 4
+MAX_PARAMS = 16
+
+
+class Reader:
+    """Turns the tables of one TOML into the fields of a `Layout`; every key is checked, unknown ones are refused."""
+
+    def __init__(self, tables: dict[str, Any], origin: str) -> None:
+        self.tables, self.origin = tables, origin
+
+    def fields(self) -> dict[str, Any]:
+        """All fields but the text and its origin; raises `LayoutError`."""
+        top = self.tables
+        self._keys(
+            top,
+            "",
+            (
+                "name",
+                "summary",
+                "source",
+                "codec",
+                "codecs",
+                "buffers",
+                "align",
+                "placement",
+                "params",
+                "piece",
+                "scale",
+            ),
+        )
+        name = self._string(top, "name")
+        if not _NAME.match(name):
+            raise self._error(
+                "this cannot name a layout", "name", name, "at most 64 of a-z, 0-9, and . _ - / between them"
+            )
+        codec = self._string(top, "codec")
+        codecs = tuple(self._strings(top, "codecs", [codec]))
+        for key, value in (("codec", codec), *(("codecs", c) for c in codecs)):
+            if value not in CODECS:
+                raise self._error("unknown codec", key, value, ", ".join(CODECS), nearest(value, CODECS))
+        if codec not in codecs:
+            raise self._error(
+                "the default codec is not among the allowed ones", "codec", codec, ", ".join(codecs)
+            )
+        kind, channels, banks, sharding = self._placement(top)
+        return {
+            "name": name,
+            "summary": self._string(top, "summary", ""),
+            "source": self._string(top, "source", ""),
+            "codec": codec,
+            "codecs": codecs,
+            "buffers": self._buffers(top),
+            "align": bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align"),
+            "placement": kind,
+            "channels": channels,
+            "banks": banks,
+            "sharding": sharding,
+            "params": self._params(top),
+            "pieces": self._pieces(top),
+            "scale": self._scale(top, codecs),
+        }
+
+    def _error(
+        self, message: str, key: str, got: object = None, expected: object = None, hint: str | None = None
+    ) -> LayoutError:
+        return LayoutError(
+            message,
+            field=f"{self.origin}: {key}",
+            got=None if got is None else short(got, 200),
+            expected=expected,
+            hint=hint,
+        )
+
+    def _keys(self, table: Mapping[str, Any], prefix: str, known: Iterable[str]) -> None:
+        for key in table:
+            if key not in known:
+                where = prefix + (key if is_name(key) else short(key))
+                raise self._error("unknown key", where, None, ", ".join(known), nearest(key, known))
+
+    def _string(
+        self, table: Mapping[str, Any], key: str, default: str | None = None, prefix: str = ""
+    ) -> str:
+        value = table.get(key, default)
+        if not isinstance(value, str) or (not value and default is None):
+            raise self._error(
+                "missing" if value is None else "of the wrong kind",
+                prefix + key,
+                value,
+                "a string that is not empty",
+            )
+        if not value.isprintable():
+            raise self._error(
+                "holds characters that cannot be printed", prefix + key, value, "one line of text"
+            )
+        return value
+
+    def _strings(self, table: Mapping[str, Any], key: str, default: list[str], prefix: str = "") -> list[str]:
+        value = table.get(key, default)
+        if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+            raise self._error("of the wrong kind", prefix + key, value, "a list of strings that is not empty")
+        if len(set(value)) != len(value):
+            raise self._error("a name comes twice", prefix + key, value)
+        return value
+
+    def _placement(self, top: Mapping[str, Any]) -> tuple[Placement, int, tuple[int, ...], Sharding | None]:
+        table = top.get("placement", {"kind": "linear"})
+        if not isinstance(table, dict):
+            raise self._error("of the wrong kind", "placement", table, "a table")
+        kind = table.get("kind")
+        known: dict[str, tuple[str, ...]] = {
+            "linear": ("channels",),
+            "interleaved": ("channels",),
+            "sharded": ("channels", "banks", "shard", "orientation"),
+        }
+        if not isinstance(kind, str) or kind not in known:
+            raise self._error(
+                "unknown placement", "placement.kind", kind, ", ".join(known), nearest(str(kind), known)
+            )
+        self._keys(table, "placement.", ("kind", *known[kind]))
+        if kind == "linear":
+            if table.get("channels", 1) != 1:
+                raise self._error(
+                    "a linear layout has one channel", "placement.channels", table["channels"], 1
+                )
+            return "linear", 1, (), None
+        banks = self._banks(table)
+        channels = bounded(
+            table.get("channels", len(banks) or None), MAX_CHANNELS, f"{self.origin}: placement.channels"
+        )
+        if banks and channels != len(banks):
+            raise self._error("not one channel a bank", "placement.channels", channels, len(banks))
+        if kind == "interleaved":
+            return "interleaved", channels, (), None
+        return "sharded", channels, banks, self._sharding(table)
+
+    def _banks(self, table: Mapping[str, Any]) -> tuple[int, ...]:
+        banks = table.get("banks", [])
+        if not isinstance(banks, list) or len(banks) > MAX_CHANNELS or ("banks" in table and not banks):
+            raise self._error("of the wrong kind", "placement.banks", banks, "a list of memory channels")
+        for i, bank in enumerate(banks):
+            if not isinstance(bank, int) or isinstance(bank, bool) or not 0 <= bank < MAX_CHANNELS:
+                raise self._error(
+                    "no memory channel", f"placement.banks[{i}]", bank, f"0..{MAX_CHANNELS - 1}"
+                )
+        if len(set(banks)) != len(banks):
+            raise self._error("a bank comes twice", "placement.banks", banks)
+        return tuple(banks)
+
+    def _sharding(self, table: Mapping[str, Any]) -> Sharding:
+        shard = table.get("shard")
+        if not isinstance(shard, list) or len(shard) != 2:
+            raise self._error(
+                "of the wrong kind", "placement.shard", shard, "pages down and pages across, as a list of two"
+            )
+        sizes: list[Arith] = []
+        for i, size in enumerate(shard):
+            key = f"placement.shard[{i}]"
+            if isinstance(size, str):
+                sizes.append(parse_number(size, f"{self.origin}: {key}"))
+            else:
+                sizes.append(Number(self._number(size, key)))
+        orientation = table.get("orientation", "row")
+        if orientation not in ("row", "column"):
+            raise self._error(
+                "unknown orientation", "placement.orientation", orientation, '"row" or "column"'
+            )
+        return Sharding(sizes[0], sizes[1], down=orientation == "column")
+
+    def _scale(self, top: Mapping[str, Any], codecs: Iterable[str]) -> Scale | None:
+        if "scale" not in top:
+            return None
+        table = top["scale"]
+        if not isinstance(table, dict):
+            raise self._error("of the wrong kind", "scale", table, "a table")
+        place = table.get("place")
+        known: dict[str, tuple[str, ...]] = {
+            "buffer": ("dtype", "order", "group"),
+            "page": ("dtype", "order", "group"),
+            "constant": ("value",),
+            "header": (),
+        }
+        if not isinstance(place, str) or place not in known:
+            raise self._error(
+                "unknown place", "scale.place", place, ", ".join(known), nearest(str(place), known)
+            )
+        self._keys(table, "scale.", ("place", *known[place]))
+        plain = [name for name in codecs if CODECS[name].group == 1]
+        if place == "header":
+            if plain:
+                raise self._error(
+                    "this codec has no scales in a header", "scale.place", plain[0], "grouped codecs"
+                )
+            return Scale("header")
+        if not any(CODECS[name].bits == 8 for name in plain):
+            raise self._error(
+                "no codec here has scales", "scale", ", ".join(codecs), "one of eight bits an element"
+            )
+        if place == "constant":
+            return Scale("constant", value=self._factor(table.get("value")))
+        codec = self._string(table, "dtype", prefix="scale.")
+        if codec not in ("fp32", "bf16", "fp16"):
+            raise self._error("no type of scales", "scale.dtype", codec, "fp32, bf16, fp16")
+        text = self._string(table, "order", prefix="scale.")
+        group = bounded(table.get("group", 0) or MAX_ELEMENTS, MAX_ELEMENTS, f"{self.origin}: scale.group")
+        order = parse_order(text, f"{self.origin}: scale.order")
+        return Scale(
+            "page" if place == "page" else "buffer", codec=codec, order=order, text=text, group=group
+        )
+
+    def _factor(self, value: object) -> float:
+        expected = "a number from 2^-100 to 2^100 that binary32 holds"
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 2.0**-100 <= value <= 2.0**100
+        ):
+            raise self._error("no scale", "scale.value", value, expected)
+        (stored,) = struct.unpack("<f", struct.pack("<f", value))
+        if stored != value:
+            raise self._error("no scale", "scale.value", value, f"{expected}, such as {stored!r}")
+        return float(value)
+
+    def _buffers(self, top: Mapping[str, Any]) -> tuple[Axis, ...]:
+        words = self._string(top, "buffers", "").split()
+        for word in words:
+            if word not in ("layer", "kv"):
+                raise self._error(
+                    "this axis cannot select buffers",
+                    "buffers",
+                    word,
+                    "layer, kv",
+                    nearest(word, ("layer", "kv")),
+                )
+        if len(set(words)) != len(words):
+            raise self._error("a name comes twice", "buffers", " ".join(words))
+        return tuple(axis for axis in AXES if axis in words)
+
+    def _params(self, top: Mapping[str, Any]) -> tuple[tuple[str, int | Axis], ...]:
+        table = top.get("params", {})
+        if not isinstance(table, dict) or len(table) > MAX_PARAMS:
+            raise self._error(
+                "of the wrong kind", "params", table, f"a table of at most {MAX_PARAMS} defaults"
+            )
+        found: list[tuple[str, int | Axis]] = []
+        for name, default in table.items():
+            key = f"params.{name if is_name(name) else short(name)}"
+            if not is_name(name) or name in AXES:
+                raise self._error(
+                    "this cannot name a parameter", key, name, "letters, digits and _, and not an axis"
+                )
+            axes = [axis for axis in AXES if axis == default]
+            found.append((name, axes[0] if axes else self._number(default, key)))
+        return tuple(found)
+
+    def _number(self, value: object, key: str) -> int:
+        if isinstance(value, str):
+            raise self._error(
+                "unknown axis", key, value, "a number or one of " + ", ".join(AXES), nearest(value, AXES)
+            )
+        return bounded(value, MAX_ELEMENTS, f"{self.origin}: {key}")
+
+    def _pieces(self, top: Mapping[str, Any]) -> tuple[Piece, ...]:
+        tables = top.get("piece")
+        if (
+            not isinstance(tables, list)
+            or not 1 <= len(tables) <= MAX_PIECES
+            or not all(isinstance(t, dict) for t in tables)
+        ):
+            raise self._error(
+                "missing or of the wrong kind", "piece", tables, f"1 to {MAX_PIECES} tables [[piece]]"
+            )
+        pieces = [self._piece(table, f"piece[{i}].") for i, table in enumerate(tables)]
+        held = [piece.kv for piece in pieces]
+        if len(set(held)) != len(held) or (None in held and len(held) > 1):
+            raise self._error(
+                "two pieces hold the same values of kv",
+                "piece",
+                None,
+                'one piece, or one for each of where = "kv=0", "kv=1"',
+            )
+        return tuple(pieces)
+
+    def _piece(self, table: Mapping[str, Any], prefix: str) -> Piece:
+        self._keys(table, prefix, ("where", "order", "split", "rename"))
+        kv: int | None = None
+        if "where" in table:
+            where = table["where"]
+            known = {"kv=0": 0, "kv=1": 1}
+            kv = known.get("".join(where.split())) if isinstance(where, str) else None
+            if kv is None:
+                raise self._error("cannot read this condition", f"{prefix}where", where, '"kv=0" or "kv=1"')
+        text = self._string(table, "order", prefix=prefix)
+        splits = self._texts(table, "split", prefix, MAX_SPLITS)
+        renames = self._texts(table, "rename", prefix, MAX_RENAMES)
+        key = f"{self.origin}: {prefix}"
+        return Piece(
+            kv=kv,
+            order=parse_order(text, f"{key}order"),
+            splits=tuple(parse_split(t, f"{key}split") for t in splits),
+            renames=tuple(parse_rename(t, f"{key}rename") for t in renames),
+            text=text,
+            split_texts=tuple(splits),
+            rename_texts=tuple(renames),
+        )
+
+    def _texts(self, table: Mapping[str, Any], key: str, prefix: str, most: int) -> list[str]:
+        value = table.get(key, [])
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or len(texts) > most or not all(isinstance(t, str) for t in texts):
+            raise self._error(
+                "of the wrong kind", f"{prefix}{key}", value, f"a string, or a list of at most {most}"
+            )
+        return texts

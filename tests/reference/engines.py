@@ -1,0 +1,112 @@
+"""Caches of inference engines, from their public descriptions: reshape and transpose only.
+
+`x` is `[layers, kvs, blocks, heads, block_size, dim]`, of any type of number; what comes back is a list of arrays, one
+for each tensor the engine allocates, in C order as they lie in memory.
+"""
+
+import numpy as np
+
+
+def each_layer(x: np.ndarray, *axes: int) -> list[np.ndarray]:
+    """One tensor a layer, the axes (1 kv, 2 block, 3 head, 4 slot, 5 dim) in this order."""
+    return [np.ascontiguousarray(x[i : i + 1].transpose(0, *axes)) for i in range(len(x))]
+
+
+def apart(x: np.ndarray, *axes: int) -> list[np.ndarray]:
+    """One tensor for K and one for V of each layer, the axes (2 block, 3 head, 4 slot, 5 dim) in this order."""
+    kinds = [x[i : i + 1, k : k + 1] for i in range(x.shape[0]) for k in range(x.shape[1])]
+    return [np.ascontiguousarray(t.transpose(0, 1, *axes)) for t in kinds]
+
+
+def vllm_nhd(x: np.ndarray) -> list[np.ndarray]:
+    """(2, blocks, block_size, heads, head_size)."""
+    return each_layer(x, 1, 2, 4, 3, 5)
+
+
+def vllm_hnd(x: np.ndarray) -> list[np.ndarray]:
+    """(2, blocks, heads, block_size, head_size)."""
+    return each_layer(x, 1, 2, 3, 4, 5)
+
+
+def logical(x: np.ndarray) -> np.ndarray:
+    """vLLM's [L, B, H, N, C]: C is K, then V of one head."""
+    return np.concatenate([x[:, 0], x[:, 1]], axis=-1)
+
+
+def vllm_lbnhc(x: np.ndarray) -> list[np.ndarray]:
+    return list(np.ascontiguousarray(logical(x).transpose(0, 1, 3, 2, 4)))
+
+
+def vllm_lbhnc(x: np.ndarray) -> list[np.ndarray]:
+    return list(logical(x))
+
+
+def vllm_lhbnc(x: np.ndarray) -> list[np.ndarray]:
+    return list(np.ascontiguousarray(logical(x).transpose(0, 2, 1, 3, 4)))
+
+
+def vllm_blhnc(x: np.ndarray) -> list[np.ndarray]:
+    return [np.ascontiguousarray(logical(x).transpose(1, 0, 2, 3, 4))]
+
+
+def vllm_blnhc(x: np.ndarray) -> list[np.ndarray]:
+    return [np.ascontiguousarray(logical(x).transpose(1, 0, 3, 2, 4))]
+
+
+def vllm_bhlnc(x: np.ndarray) -> list[np.ndarray]:
+    return [np.ascontiguousarray(logical(x).transpose(1, 2, 0, 3, 4))]
+
+
+def vllm_cpu(x: np.ndarray) -> list[np.ndarray]:
+    """[B, H, N, 2D], in each (block, head) K as [D, N], then V as [N, D]."""
+    layers, _, blocks, heads, slots, dim = x.shape
+    out = np.empty((layers, blocks, heads, 2, slots * dim), x.dtype)
+    for b in range(blocks):
+        for h in range(heads):
+            for layer in range(layers):
+                out[layer, b, h, 0] = x[layer, 0, b, h].T.ravel()
+                out[layer, b, h, 1] = x[layer, 1, b, h].ravel()
+    return list(out)
+
+
+def vllm_mla(x: np.ndarray) -> list[np.ndarray]:
+    """(blocks, block_size, 576): one head, no V."""
+    return apart(x, 2, 4, 3, 5)
+
+
+def mla_interleaved(x: np.ndarray, rope: int) -> list[np.ndarray]:
+    """The last `rope` elements as pairs (rope[i], rope[i + rope / 2])."""
+    latent, first, second = np.split(x, [x.shape[-1] - rope, x.shape[-1] - rope // 2], axis=-1)
+    pairs = np.stack([first, second], axis=-1).reshape(*first.shape[:-1], rope)
+    return vllm_mla(np.concatenate([latent, pairs], axis=-1))
+
+
+def flashinfer_nhd(x: np.ndarray) -> list[np.ndarray]:
+    """(pages, 2, page_size, heads, head_dim)."""
+    return each_layer(x, 2, 1, 4, 3, 5)
+
+
+def flashinfer_hnd(x: np.ndarray) -> list[np.ndarray]:
+    """(pages, 2, heads, page_size, head_dim)."""
+    return each_layer(x, 2, 1, 3, 4, 5)
+
+
+def flashinfer_nhd_apart(x: np.ndarray) -> list[np.ndarray]:
+    """A pair of (pages, page_size, heads, head_dim)."""
+    return apart(x, 2, 4, 3, 5)
+
+
+def flashinfer_hnd_apart(x: np.ndarray) -> list[np.ndarray]:
+    """A pair of (pages, heads, page_size, head_dim)."""
+    return apart(x, 2, 3, 4, 5)
+
+
+def sglang_pool(x: np.ndarray) -> list[np.ndarray]:
+    """Pools of (size, heads, head_dim): a token's place is page * page_size + offset."""
+    tokens = [t.reshape(-1, *t.shape[-2:]) for t in apart(x, 2, 4, 3, 5)]
+    return [np.ascontiguousarray(t) for t in tokens]
+
+
+def contiguous(x: np.ndarray) -> list[np.ndarray]:
+    """(batch, heads, tokens, head_dim)."""
+    return apart(x, 2, 3, 4, 5)
