@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from hawk.control.descriptors import DescriptorLink, check_length, receive_packet, wake
 from hawk.control.local import SIDECAR_SUFFIX, LocalListener, listen, socket_path
+from hawk.control.spare import shortage
 from hawk.errors import ControlError, HawkError, PeerUnreachable
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class Sidecar:
                 self._pause = self._loop.call_later(_PAUSE, self._listen_again)
             return  # otherwise it went away by itself
         sock.setblocking(False)
-        full = len(self._strangers) + len(self._sessions) >= self._max_links
+        # A client comes in by the control socket next, which would not survive a want of descriptors.
+        full = len(self._strangers) + len(self._sessions) >= self._max_links or shortage() is not None
         if full or _credentials(sock)[1] != os.geteuid():
             self.refused += 1
             sock.close()

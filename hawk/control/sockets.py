@@ -19,6 +19,7 @@ import zmq
 
 from hawk.control.keys import KeyPair, is_public_key
 from hawk.control.local import LocalListener, listen, socket_path
+from hawk.control.spare import shortage
 from hawk.control.zap import ZAP_DOMAIN, Zap
 from hawk.errors import Busy, ConfigError, ControlError, InvalidArgument, PeerLost
 
@@ -275,6 +276,13 @@ class Sockets:
 
     def _make(self, kind: int, address: str) -> zmq.Socket[bytes]:
         limits = self.limits
+        short = shortage()
+        if short is not None:
+            raise Busy(
+                f"too few descriptors are left for another connection: {short}",
+                retry_after=1.0,
+                address=address,
+            )
         raw = self.context.socket(kind)
         raw.linger = 0
         raw.sndhwm = limits.send_queue

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import resource
 import subprocess
 from pathlib import Path
@@ -9,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hawk
 from tests.end_to_end import caches as c
-from tests.end_to_end.harness import COMMAND, Site, clients, npu
+from tests.end_to_end.harness import COMMAND, AgentProcess, Site, clients, npu
 
 
 async def test_a_device_of_one_channel_takes_a_cache_as_any(site: Site) -> None:
@@ -55,3 +59,31 @@ def test_a_core_that_hawk_core_names_in_vain_ends_the_start(
     assert (
         ended.stderr.strip() == "hawk-agent: HAWK_CORE: no such core; got quantum; expected auto, c or numpy"
     )
+
+
+@pytest.mark.parametrize("more", [30, 31])
+async def test_clients_for_whom_no_descriptor_is_left_are_turned_away(site: Site, more: int) -> None:
+    agent = site.start("p0", role="prefill")
+    limit = max(map(int, agent.descriptors())) + 1 + more
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    turned_away = 0
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(hawk.connect(agent.local))
+        for _ in range(more):
+            try:
+                await stack.enter_async_context(hawk.connect(agent.local, timeout="20s"))
+            except hawk.ControlError:
+                turned_away += 1
+                break
+        assert turned_away == 1
+        assert (await first.status()).name == "p0"
+    while len(os.listdir(f"/proc/{agent.pid}/fd")) > limit - 20:
+        await a_moment(agent)
+    async with hawk.connect(agent.local) as again:
+        assert (await again.status()).name == "p0"
+
+
+async def a_moment(agent: AgentProcess) -> None:
+    """Gives an agent that lets go of its clients a moment."""
+    assert agent.alive()
+    await asyncio.sleep(0.02)

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -194,3 +195,23 @@ def test_closing_leaves_no_descriptor(tmp_path: Path, new_key: Callable[[str], K
     for _ in range(3):
         asyncio.run(once())
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("left", range(16))
+def test_no_socket_is_begun_that_may_lack_descriptors(make_sockets: MakeSockets, left: int) -> None:
+    sockets = make_sockets(insecure=True)
+    bound = sockets.router("tcp://127.0.0.1:0")
+    opened = sorted(int(name) for name in os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top = opened[-1] + 1
+    fillers = [os.open(os.devnull, os.O_RDONLY) for _ in range(top - len(opened) + 2)]
+    top = max(top, *fillers) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (top + left, hard))
+    try:
+        with pytest.raises(Busy, match="too few descriptors"):
+            sockets.dealer(bound.address)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for filler in fillers:
+            os.close(filler)
+    sockets.dealer(bound.address).close()
