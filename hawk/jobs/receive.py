@@ -15,7 +15,7 @@ from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
 from hawk.plan.repeat import TargetPlans
 from hawk.plan.segments import direct, staged, touched
-from hawk.plan.target import chunk_bytes, split, target_chunk
+from hawk.plan.target import chunk_bytes, split
 from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from hawk.transports.base import Capabilities, Link
 
 log = get_log("hawk.jobs.receive")
+
+_PIPELINE = 4
+"""Chunks at least into which a request falls, if they do not become smaller than"""
+_SMALL = 2 << 20
+"""this many bytes, below which a chunk's own costs outweigh what overlapping saves."""
 
 DEPTH = 2
 """Chunks read at a time: while one's bytes flow the next is planned and the last one finished."""
@@ -61,6 +66,7 @@ class Receiver:
         self._first = 0
         self.total = 0
         self._plans: TargetPlans | None = None
+        self._guess: Selection | None = None
         self._staging: Allocation | None = None
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         self._slot_bytes = 0
@@ -75,8 +81,14 @@ class Receiver:
         layout, memory = request.cache.layout, request.cache.memory
         tokens = request.tokens or len(request.blocks) * layout.shape.block_size - request.first
         guess = Selection(layer=0, layers=layout.shape.layers, token=request.first, tokens=max(tokens, 1))
+        first, last = entries(layout, guess)
+        whole = chunk_bytes(layout, guess, Chunk(0, guess.layers, first, last - first))
+        least = max(chunk_bytes(layout, guess, Chunk(0, 1, block, 1)) for block in (first, last - 1))
+        # A small request falls into a few chunks, too, so that retiling and reading overlap.
+        self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, least))
+        self._plans, self._guess = TargetPlans(layout, request.blocks, guess), guess
         chunk = split(layout, guess, max_bytes=self.chunk_limit)[0]
-        planned = await context.planner.call(target_chunk, layout, request.blocks, guess, chunk)
+        planned = await context.planner.call(self._plans.plan, chunk)
         decision = decide(
             planned,
             request.cache.placement,
@@ -121,7 +133,8 @@ class Receiver:
             layer=0, layers=layout.shape.layers, token=accepted.first, tokens=accepted.tokens
         )
         check_blocks(layout, request.blocks, selection, "blocks")
-        self._plans = TargetPlans(layout, request.blocks, selection)
+        if self._plans is None or selection != self._guess:
+            self._plans = TargetPlans(layout, request.blocks, selection)
         self._first, last = entries(layout, selection)
         self._covered = np.zeros((layout.shape.layers, last - self._first), dtype=bool)
         everything = Chunk(layer=0, layers=layout.shape.layers, block=self._first, blocks=last - self._first)

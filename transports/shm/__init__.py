@@ -49,7 +49,7 @@ class ShmTransport(Transport):
     def __init__(self, config: ShmConfig | None = None) -> None:
         self.config = config or ShmConfig()
         self.capabilities = Capabilities(
-            can_fence=False, same_host=True, max_sge=1 << 18, request_cost=2e-6, bandwidth=8e9
+            can_fence=False, same_host=True, max_sge=1 << 18, request_cost=1e-7, bandwidth=8e9
         )
         self.on_step: Callable[[int], None] | None = None
         self._grants = GrantTable()
