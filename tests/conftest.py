@@ -1,7 +1,9 @@
 """Rules for every test: in CI a skip is a failure, unless it stands in the list below with its reason."""
 
 import os
-from collections.abc import Generator
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,10 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _refuse_skip(report)
     return report
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for a Unix socket's; with a user's name in it pytest's own may not."""
+    with tempfile.TemporaryDirectory(prefix="hk-", dir="/tmp") as name:
+        yield Path(name)

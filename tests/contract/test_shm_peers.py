@@ -192,17 +192,17 @@ async def test_an_arena_that_begins_inside_its_memfd() -> None:
     whole.close()
 
 
-async def test_the_folder_is_private_and_goes_with_the_transport(tmp_path: Path) -> None:
+async def test_the_folder_is_private_and_goes_with_the_transport(short_path: Path) -> None:
     async with serving() as (transport, _, _):
         folder = Path(transport.endpoint["path"]).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
-    async with serving(ShmConfig(directory=str(tmp_path / "mine"))) as (transport, grant, _):
+    async with serving(ShmConfig(directory=str(short_path / "mine"))) as (transport, grant, _):
         socket_file = Path(transport.endpoint["path"])
-        assert socket_file.parent == tmp_path / "mine"
+        assert socket_file.parent == short_path / "mine"
         assert stat.S_IMODE(socket_file.parent.stat().st_mode) == 0o700
         await still_serves(transport, grant)
-    assert not list((tmp_path / "mine").iterdir())
+    assert not list((short_path / "mine").iterdir())
 
 
 async def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:

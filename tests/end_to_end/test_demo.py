@@ -85,10 +85,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+def signals_by_default() -> None:
+    """In the child: under `nohup`, `&` or `trap "" INT` it would inherit that these are ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def interrupted(tmp: Path, number: int) -> tuple[int, list[int]]:
     """Sends the signal once the agents are up; the exit status and the agents' process numbers."""
     with subprocess.Popen(
-        command(tokens=1024), stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp)}
+        command(tokens=1024),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp)},
+        preexec_fn=signals_by_default,
     ) as process:
         try:
             assert process.stdout is not None

@@ -17,6 +17,12 @@ from tests.unit.control.sidecars import Agent
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+@pytest.fixture
+def tmp_path(short_path: Path) -> Path:
+    """Nearly every test here puts a socket into it."""
+    return short_path
+
+
 @pytest.fixture(params=sorted(LOOPS))
 def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
     """Runs coroutines on a plain asyncio loop, and again on uvloop."""
