@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hawk.control.messages import FetchEnded, Progress, StartFetch, decode_ticket, unpack_blocks
 from hawk.errors import Aborted, Busy, Draining, HawkError, InvalidArgument
 from hawk.jobs.fetch import FetchJob, FetchRequest
-from hawk.jobs.states import State
+from hawk.jobs.states import State, forget_frames
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ async def _run(agent: Agent, session: Session, job: FetchJob, reply: Callable[[L
         seconds=job.result.phases.get("total"),
     )
     reply(ended)
+    forget_frames(error)
 
 
 async def abort(session: Session, job_id: str) -> None:

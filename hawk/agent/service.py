@@ -251,8 +251,7 @@ class Service:
                 raise PeerLost("the client's process is gone", pid=session.pid)
             self._agent.caches.add(entry)
         except HawkError:
-            if entry.on_close is not None:
-                entry.on_close()
+            entry.drop()
             raise
 
     def offer_ended(self, entry: OfferEntry) -> None:

@@ -84,6 +84,7 @@ async def map_registered(
     def close() -> None:
         for buffer in mapped.values():
             buffer.close()
+        mapped.clear()
 
     return CacheEntry(
         descr=descr,

@@ -58,7 +58,7 @@ def _compile(
 class CacheEntry:
     """One registered cache.
 
-    regions      what `placement.region` indexes
+    regions      what `placement.region` indexes; none any more once the entry was dropped
     memory       the agent's memory that holds it, or None where the client's own memory does
     session      the client that owns it
     on_close     gives back what the entry holds (mappings, allocations)
@@ -80,6 +80,17 @@ class CacheEntry:
     users: int = 0
     closing: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def drop(self) -> None:
+        """Gives back what the entry holds.
+
+        The regions go now and not with the entry: whatever may still refer to that (the memory of a request, a
+        traceback) must not keep a client's memory mapped.
+        """
+        self.regions = ()
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close()
 
     def own(self, blocks: NDArray[np.int64], job: str) -> None:
         """Gives `blocks` to `job`, which will write them; all or none.
@@ -187,6 +198,5 @@ class CacheBook:
         if entry.users > 0 or entry.id not in self._entries:
             return
         del self._entries[entry.id]
-        if entry.on_close is not None:
-            entry.on_close()
+        entry.drop()
         entry.gone.set()

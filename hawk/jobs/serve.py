@@ -37,7 +37,7 @@ from hawk.errors import (
 )
 from hawk.jobs.caches import compile_descr
 from hawk.jobs.dialogue import MOST_CHUNKS
-from hawk.jobs.states import Lease, State, Stoppable, settle
+from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
 from hawk.plan.repeat import SourcePlans, TargetPlans
@@ -200,6 +200,7 @@ class ServeJob(Stoppable):
             error = InternalError(f"{type(fault).__name__}: {fault}", state=self.state.value)
         finally:
             await self._finish(error)
+            forget_frames(error)
         return error
 
     async def _serve(self) -> None:
@@ -372,6 +373,7 @@ class ServeJob(Stoppable):
         if self.offer is not None:
             context.caches.done(self.offer.cache)
             context.offers.unclaim(self.offer, consumed=error is None)
+            self.offer = None  # which refers to this job, for as long as it held it
         self._answer = Released(fetch.job) if error is None else Ended(fetch.job, error.to_wire())
         self.state = State.RELEASED if error is None else State.FAILED
         self.send(self._answer)

@@ -122,11 +122,32 @@ class Stoppable:
             self._body.cancel()
             await settle(self._body)
             raise
-        if self._body.cancelled():
+        # The task, what it raised and this job refer to each other; nobody asks for the task any more.
+        body, self._body = self._body, None
+        if body.cancelled():
             raise HawkError("the job's task was cancelled") if self.stopped is None else self.stopped
-        fault = self._body.exception()
+        fault = body.exception()
         if fault is not None:
-            raise fault
+            try:
+                raise fault
+            finally:
+                fault = None
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Lets go of the frames that an error and its causes passed through, and so of all that those refer to.
+
+    For an error that is kept, as text or for the wire, and not raised any more: its frames would keep the job's
+    caches, and with them a client's memory, until a garbage collection.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        fault = left.pop()
+        if fault is not None and id(fault) not in seen:
+            seen.add(id(fault))
+            left += (fault.__cause__, fault.__context__)
+            fault.__traceback__ = None
 
 
 async def settle(task: asyncio.Future[None]) -> None:

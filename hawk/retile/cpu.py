@@ -135,10 +135,14 @@ class Retiler:
                 for future in futures:
                     future.cancel()  # those that have not begun
         errors = [e for wait in waits if not wait.cancelled() and (e := wait.exception()) is not None]
-        if cancelled is not None:
-            raise cancelled
-        if errors:
-            raise errors[0]
+        try:
+            if cancelled is not None:
+                raise cancelled
+            if errors:
+                raise errors[0]
+        finally:
+            # An error that is kept by the frame that it came through would keep the source's memory with it.
+            cancelled, errors = None, []
 
 
 class _Work:
