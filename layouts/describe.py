@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +17,20 @@ if TYPE_CHECKING:
     from hawk.layouts.layout import Layout
 
 EXAMPLE = CacheShape(layers=2, heads=2, dim=64, block_size=64, blocks=4)
+EXAMPLES = (
+    EXAMPLE,
+    replace(EXAMPLE, dim=128),
+    replace(EXAMPLE, dim=256),
+    replace(EXAMPLE, heads=1, dim=576, kvs=1),  # latent attention
+)
+"""The first that a layout can hold is drawn."""
 MAX_LINES = 8
 
 
 def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | None = None) -> str:
     """The declaration and, for `shape` (or a small example), its digits and where elements of a block land.
 
-    Raises `LayoutError` if the layout cannot hold `shape`; an example that does not fit is left out.
+    Raises `LayoutError` if the layout cannot hold `shape`, or none of the examples.
     """
     lines = [layout.name + (f": {layout.summary}" if layout.summary else "")]
     others = [c for c in layout.codecs if c != layout.codec]
@@ -41,13 +49,20 @@ def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | No
         facts.append((f"order{where}", piece.text))
     width = max(len(key) for key, value in facts if value)
     lines += [f"  {key:<{width}}  {value}" for key, value in facts if value]
-    try:
-        compiled = layout.compile(shape or EXAMPLE, codec=codec)
-    except LayoutError:
-        if shape is not None:
-            raise
-        return "\n".join(lines)
+    compiled = layout.compile(shape, codec=codec) if shape is not None else _example(layout, codec)
     return "\n".join([*lines, "", *_compiled(compiled, "for example" if shape is None else "here")])
+
+
+def _example(layout: Layout, codec: str | None) -> CompiledLayout:
+    """The layout bound to the first example that fits; raises what is wrong with the first where none does."""
+    first: LayoutError | None = None
+    for shape in EXAMPLES:
+        try:
+            return layout.compile(shape, codec=codec)
+        except LayoutError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _placement(layout: Layout) -> str:

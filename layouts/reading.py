@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._/-]{0,62}[a-z0-9])?\Z")
 
+PIECE_KEYS = ("where", "order", "split", "rename")
+
 MAX_PIECES = 8
 MAX_RENAMES = 8
 MAX_SPLITS = 4
@@ -110,6 +112,10 @@ class Reader:
         for key in table:
             if key not in known:
                 where = prefix + (key if is_name(key) else short(key))
+                if not prefix and key in PIECE_KEYS:
+                    raise self._error(
+                        "this belongs to a piece", where, hint=f"Write [[piece]] on a line above {key}"
+                    )
                 raise self._error("unknown key", where, None, ", ".join(known), nearest(key, known))
 
     def _string(
@@ -316,7 +322,7 @@ class Reader:
         return tuple(pieces)
 
     def _piece(self, table: Mapping[str, Any], prefix: str) -> Piece:
-        self._keys(table, prefix, ("where", "order", "split", "rename"))
+        self._keys(table, prefix, PIECE_KEYS)
         kv: int | None = None
         if "where" in table:
             where = table["where"]

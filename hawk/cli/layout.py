@@ -30,16 +30,6 @@ def list_() -> None:
 
 
 @layout.command()
-@click.argument("name")
-def show(name: str) -> None:
-    """Prints a layout, by its name or by the path of a .toml file, and where its elements land."""
-    from hawk.layouts.describe import describe
-    from hawk.layouts.library import load
-
-    click.echo(describe(load(name)))
-
-
-@layout.command()
 def models() -> None:
     """Prints the models that `explain --model` knows."""
     from hawk.models import load_model, model_names
@@ -77,6 +67,25 @@ def _shape_options(command: Any) -> Any:
     ):
         command = click.option(name, type=click.IntRange(1), help=text)(command)
     return command
+
+
+@layout.command()
+@click.argument("name")
+@_shape_options
+@click.option("--block-size", type=click.IntRange(1), help="Tokens of a block.")
+@click.option("--codec", help="Codec.  [default: the layout's]")
+def show(name: str, codec: str | None, **extents: int | None) -> None:
+    """Prints a layout, by its name or by the path of a .toml file, and where its elements land.
+
+    They are drawn for a small cache, or for the one that the options make of it.
+    """
+    from dataclasses import replace
+
+    from hawk.layouts.describe import EXAMPLE, describe
+    from hawk.layouts.library import load
+
+    said = {axis: extent for axis, extent in extents.items() if extent is not None}
+    click.echo(describe(load(name), replace(EXAMPLE, **said) if said else None, codec=codec))
 
 
 @layout.command()

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hawk.cli.layout import layout
-from hawk.errors import HawkError, InvalidArgument
+from hawk.errors import HawkError, InvalidArgument, LayoutError
 from hawk.models import from_config, load_model, model_names
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,6 +37,21 @@ def hawk(*arguments, fails=False):
         return done
     assert done.exception is None, (done.output, done.exception)
     return done.output
+
+
+def test_show_draws_or_says_why_not(tmp_path):
+    path = tmp_path / "acme.toml"
+    path.write_text(ACME)
+    assert "page:element" in hawk("show", path)
+    assert "dim 576" in hawk("show", "mla/interleaved")  # fits no cache of the usual kind
+    assert "dim 32, fp16" in hawk("show", "vllm/nhd", "--dim", 32, "--codec", "fp16")
+    path.write_text(ACME.replace("slot%8", "slot%4"))
+    done = hawk("show", path, fails=True)
+    assert isinstance(done.exception, LayoutError)
+    assert done.output == ""
+    path.write_text('order = "block head slot dim"\n' + ACME.partition("[[piece]]")[0])
+    with pytest.raises(LayoutError, match=r"order: this belongs to a piece\. Write \[\[piece\]\]"):
+        raise hawk("show", path, fails=True).exception
 
 
 def test_explain_a_model_between_equal_groups():
