@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hawk._version import __version__
 from hawk.agent.service import Service
@@ -27,6 +28,7 @@ from hawk.jobs.planner import Planner
 from hawk.jobs.quarantine import Quarantine
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving
+from hawk.jobs.states import settle
 from hawk.memory import registry as memories
 from hawk.memory.arena import Arena
 from hawk.observe.http import ObserveServer
@@ -35,12 +37,15 @@ from hawk.observe.metrics import Metrics, watch_loop
 from hawk.retile import native
 from hawk.retile.cpu import Retiler
 from hawk.transports import registry as transports
+from hawk.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from hawk.config import Config
+    from hawk.config_schema import MemoryConfig
     from hawk.memory.base import Memory
     from hawk.transports.base import Transport
 
@@ -56,6 +61,35 @@ def _core(choice: str) -> AbstractContextManager[None]:
     if choice == "c":
         native.core()  # raises where it was not built
     return native.using("c" if choice == "c" else "numpy")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+M = TypeVar("M", bound=_Closable)
+
+
+async def _filled(make: Callable[[], M]) -> M:
+    """What `make` makes, in a thread, which filling memory keeps busy for long.
+
+    A thread cannot be ended: cancelled, this waits until it is done and closes what it made.
+    """
+    making = asyncio.get_running_loop().run_in_executor(None, make)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        with contextlib.suppress(asyncio.CancelledError):
+            await settle(making)
+        if making.exception() is None:
+            making.result().close()
+        raise
+
+
+def _described(entry: MemoryConfig) -> str:
+    """A memory of the config in a few words."""
+    capacity = getattr(entry.options, "capacity", None)  # a plug-in's options need not have one
+    return f"{entry.kind} {format_size(capacity)}" if isinstance(capacity, int) else entry.kind
 
 
 class Agent:
@@ -115,11 +149,16 @@ class Agent:
         self._sidecar = Sidecar(
             sidecar_path(config.agent.local), on_session=self.service.opened, on_closed=self.service.closed
         )
-        loop = asyncio.get_running_loop()
-        self.arena: Arena = await loop.run_in_executor(None, lambda: Arena(config.arena.size, name="arena"))
+        log.info(
+            "agent starting: filling its memory, which may take a second for each GiB",
+            name=config.agent.name,
+            arena=format_size(config.arena.size),
+            memories={name: _described(entry) for name, entry in config.memory.items()},
+        )
+        self.arena: Arena = await _filled(lambda: Arena(config.arena.size, name="arena"))
         stack.callback(self.arena.close)
         for name, entry in config.memory.items():
-            memory = await loop.run_in_executor(None, memories.create, entry.kind, name, entry.options)
+            memory = await _filled(functools.partial(memories.create, entry.kind, name, entry.options))
             self.memories[name] = memory
             stack.callback(memory.close)
             self._watch(name, memory)

@@ -26,12 +26,30 @@ def check_config(config: Config) -> None:
         raise ConfigError("the agent cannot start:", problems=tuple(problems))
 
 
+async def _start(agent: Agent, stop: asyncio.Event) -> bool:
+    """Starts the agent; False, with nothing left of it, if `stop` was set before it was up."""
+    loop = asyncio.get_running_loop()
+    starting, stopped = loop.create_task(agent.start()), loop.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (starting, stopped):
+            if not task.done():
+                task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
+
+
 async def run(
     config: Config, sources: Sources | None = None, *, on_up: Callable[[Agent], None] | None = None
 ) -> int:
     """Runs an agent until SIGTERM or SIGINT, then drains it; a second signal cuts that short.
 
-    `on_up(agent)` is called once it answers.  Returns the exit status.
+    A signal while it still starts ends that, as soon as the memory that is being filled is full.  `on_up(agent)`
+    is called once it answers.  Returns the exit status.
     """
     del sources
     check_config(config)
@@ -44,7 +62,9 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     agent = Agent(config, embedded=False)
-    await agent.start()
+    if not await _start(agent, stop):
+        log.info("agent down", drained=True, reason="it was told to stop before it was up")
+        return 0
     drained = False
     try:
         if on_up is not None:

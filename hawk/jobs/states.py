@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hawk.errors import HawkError
 
@@ -150,7 +150,7 @@ def forget_frames(error: BaseException | None) -> None:
             fault.__traceback__ = None
 
 
-async def settle(task: asyncio.Future[None]) -> None:
+async def settle(task: asyncio.Future[Any]) -> None:
     """Waits until `task` has ended, through further cancellations of the caller; raises nothing of the task's.
 
     A cancellation that arrives meanwhile is raised again once the task has ended.

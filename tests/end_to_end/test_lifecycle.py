@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import signal
 import socket
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from hawk.client import Client
 from hawk.errors import Draining, HawkError, PeerLost, PeerUnreachable, UnknownRequest
 from hawk.handles import Fetch, OfferHandle
 from tests.end_to_end import caches as c
+from tests.end_to_end import harness
 from tests.end_to_end.harness import AgentProcess, Site, clients, npu
 
 
@@ -188,3 +193,41 @@ async def test_tcp_without_keys(site: Site) -> None:
 
 async def test_more_memory_than_there_is(site: Site) -> None:
     await fails(site, 1, "npu0", "memory", **{"memory.npu0": npu(8, "1TiB")})
+
+
+SLOW = """
+import sys, hawk.agent.core as core
+real = core.Arena
+def slow(*args, **options):
+    sys.stderr.write("filling\\n")
+    with open({fifo!r}) as gate:
+        gate.read()
+    return real(*args, **options)
+core.Arena = slow
+from hawk.cli import agent_main
+agent_main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_memory_is_filled_ends_the_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Only what is being filled is waited for; the rest is not begun, and nothing stays."""
+    fifo = site.folder / "gate"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(harness, "COMMAND", (sys.executable, "-c", SLOW.format(fifo=str(fifo))))
+    process = site.start("d0", {"memory.npu0": npu(8)}, ready=False)
+    loop = asyncio.get_running_loop()
+    # A fifo opens when its other end does: the agent fills its arena now.
+    gate = await asyncio.wait_for(loop.run_in_executor(None, fifo.open, "w"), harness.LIMIT)
+    said = [json.loads(line) for line in process.log().splitlines() if line.startswith("{")]
+    assert [line["event"].split(":")[0] for line in said] == ["agent starting"]
+    assert (said[0]["arena"], list(said[0]["memories"])) == ("16MiB", ["npu0"])
+    process.send(number)
+    gate.close()
+    assert await process.ended() == 0
+    assert "agent up" not in process.log()
+    assert "agent down" in process.log()
+    assert "Traceback" not in process.log()
+    assert not list(site.folder.glob("d0.sock*"))
