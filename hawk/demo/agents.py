@@ -8,17 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hawk.client import Client, connect
 from hawk.control.keys import load_peers, new_pair
 from hawk.errors import HawkError, PeerUnreachable
+from hawk.folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from types import TracebackType
 
 PREFILL, DECODE, MEMORY = "prefill", "decode", "npu0"
@@ -165,7 +165,7 @@ class Pair:
         await self._stop()
 
     async def _start(self) -> None:
-        folder = Path(self._stack.enter_context(_folder()))
+        folder = self._stack.enter_context(_folder()).path
         self._stack.callback(self._end)
         for name in (PREFILL, DECODE):
             new_pair(folder, name)
@@ -199,12 +199,12 @@ class Pair:
             raise asyncio.CancelledError
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    made = tempfile.TemporaryDirectory(prefix="hawk-", ignore_cleanup_errors=True)
-    if len(made.name) <= _LONGEST_FOLDER:
+def _folder() -> TemporaryFolder:
+    made = TemporaryFolder("hawk-demo-")
+    if len(str(made.path)) <= _LONGEST_FOLDER:
         return made
-    made.cleanup()
-    return tempfile.TemporaryDirectory(prefix="hawk-", dir="/tmp", ignore_cleanup_errors=True)
+    made.close()
+    return TemporaryFolder("hawk-demo-", "/tmp")
 
 
 def configuration(folder: Path, settings: Settings) -> dict[str, str]:

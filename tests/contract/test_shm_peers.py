@@ -205,6 +205,23 @@ async def test_the_folder_is_private_and_goes_with_the_transport(short_path: Pat
     assert not list((short_path / "mine").iterdir())
 
 
+async def test_what_a_killed_process_left_goes_and_what_the_living_have_stays(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    left = short_path / "hawk-shm-left"
+    left.mkdir(0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(left / "0.sock"))
+    async with serving() as (transport, grant, _):
+        folder = Path(transport.endpoint["path"]).parent
+        assert os.listdir(short_path) == [folder.name]
+        async with serving() as (other, _, _):
+            assert Path(other.endpoint["path"]).parent.parent == short_path
+            await still_serves(transport, grant)
+    assert not os.listdir(short_path)
+
+
 async def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)

@@ -35,8 +35,8 @@ def run(tmp: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_it_verifies(tmp_path: Path, transport: str) -> None:
-    done = run(tmp_path, "--transport", transport, "--json")
+def test_it_verifies(short_path: Path, transport: str) -> None:
+    done = run(short_path, "--transport", transport, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["verified"] is True
@@ -53,8 +53,8 @@ def test_it_verifies(tmp_path: Path, transport: str) -> None:
     assert {"plan", "retile", "read", "release", "total"} <= report["phases"].keys()
 
 
-def test_it_tells_a_story_that_ends_with_verified(tmp_path: Path) -> None:
-    done = run(tmp_path, "--codec", "bfp8_b", "--channels", "7")
+def test_it_tells_a_story_that_ends_with_verified(short_path: Path) -> None:
+    done = run(short_path, "--codec", "bfp8_b", "--channels", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == "verified"
@@ -64,15 +64,15 @@ def test_it_tells_a_story_that_ends_with_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["swap-channels", "flip-bit"])
-def test_a_damaged_result_is_found(tmp_path: Path, damage: str) -> None:
-    done = run(tmp_path, "--break", damage)
+def test_a_damaged_result_is_found(short_path: Path, damage: str) -> None:
+    done = run(short_path, "--break", damage)
     assert done.returncode == 1
     assert "verified" not in done.stdout
     assert "WRONG: channel" in done.stdout.splitlines()[-1]
 
 
-def test_bad_usage_is_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path, "--channels", "0")
+def test_bad_usage_is_one_line(short_path: Path) -> None:
+    done = run(short_path, "--channels", "0")
     assert done.returncode == 2
     assert "channels" in done.stderr
 
@@ -114,28 +114,31 @@ def interrupted(tmp: Path, number: int) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing(tmp_path: Path, number: int) -> None:
-    status, pids = interrupted(tmp_path, number)
+def test_an_interrupt_leaves_nothing(short_path: Path, number: int) -> None:
+    status, pids = interrupted(short_path, number)
     assert status == 130
     assert not any(alive(pid) for pid in pids)
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
-def test_agents_do_not_outlive_a_killed_demo(tmp_path: Path) -> None:
-    status, pids = interrupted(tmp_path, signal.SIGKILL)
+def test_agents_do_not_outlive_a_killed_demo_nor_its_folder_the_next(short_path: Path) -> None:
+    status, pids = interrupted(short_path, signal.SIGKILL)
     assert status == -signal.SIGKILL
     deadline = time.monotonic() + 30
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "an agent lives on"
         time.sleep(0.02)  # nobody tells of the end of a process that is not our child
+    (left,) = short_path.iterdir()
+    assert (left / "prefill.key").exists()
+    run(short_path)  # looks that nothing is left
 
 
 async def test_an_agent_that_does_not_start_shows_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     settings = agents.Settings(1 << 20, 2, 64, transports=("pigeon",))
     with pytest.raises(agents.AgentFailed, match="prefill agent ended with status 2") as caught:
         await agents.Pair(settings).__aenter__()
     assert 'no transport is called "pigeon"' in caught.value.log
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(short_path) == []

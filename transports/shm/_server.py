@@ -7,16 +7,15 @@ import errno
 import hmac
 import os
 import selectors
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hawk.errors import TransportError
+from hawk.folders import TemporaryFolder
 from hawk.transports._threads import Crew
 from hawk.transports.shm import _wire
 
@@ -53,7 +52,7 @@ class Server:
         self._closing = False
         self._wake = -1
         self._folder: Path | None = None
-        self._own_folder = False
+        self._own_folder: TemporaryFolder | None = None
         self._listener: socket.socket | None = None
         self.path = ""
 
@@ -93,8 +92,8 @@ class Server:
         if not self._config.directory:
             base = os.environ.get("XDG_RUNTIME_DIR", "")
             usable = bool(base) and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
-            self._folder = Path(tempfile.mkdtemp(prefix="hawk-shm-", dir=base if usable else None))
-            self._own_folder = True
+            self._own_folder = TemporaryFolder("hawk-shm-", base if usable else None)
+            self._folder = self._own_folder.path
             return
         folder = Path(self._config.directory).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,8 +125,8 @@ class Server:
         if self.path:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
-        if self._own_folder and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._own_folder is not None:
+            self._own_folder.close()
         self._listener = None
 
     # -- the thread ------------------------------------------------------------------------------------
