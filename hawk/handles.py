@@ -17,6 +17,7 @@ from hawk.control.messages import (
     ReleaseCache,
     StartFetch,
     Withdraw,
+    decode_ticket,
     unpack_blocks,
 )
 from hawk.errors import Aborted, HawkError, InvalidArgument, PeerUnreachable, StillDraining, from_wire
@@ -113,6 +114,7 @@ class OfferHandle:
     def __init__(self, client: Client, request: str, ticket: str) -> None:
         self.request = request
         self.ticket = ticket
+        self._claim = decode_ticket(ticket).claim
         self._client = client
 
     def __str__(self) -> str:
@@ -120,7 +122,7 @@ class OfferHandle:
 
     async def layers_ready(self, layers: int) -> None:
         """Layers `[0, layers)` are written; the agent may retile and send them."""
-        await self._client.done(LayersReady(0, self.request, layers))
+        await self._client.done(LayersReady(0, self.request, self._claim, layers))
 
     async def ended(self) -> str:
         """Waits until the offer has ended and HAWK reads its blocks no more.
@@ -128,7 +130,7 @@ class OfferHandle:
         Returns `"consumed"`, `"expired"` or `"withdrawn"`.  Raises `UnknownRequest` if it ended so long ago, or so
         many offers ago, that the agent has forgotten it.
         """
-        answer = await self._client.call(AwaitOffer(0, self.request), OfferEnded, timeout=None)
+        answer = await self._client.call(AwaitOffer(0, self.request, self._claim), OfferEnded, timeout=None)
         return answer.outcome
 
     async def withdraw(self) -> None:
@@ -136,7 +138,7 @@ class OfferHandle:
 
         An offer that has ended stays as it ended.
         """
-        await self._client.done(Withdraw(0, self.request), timeout=None)
+        await self._client.done(Withdraw(0, self.request, self._claim), timeout=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class Ready:
     nbytes           bytes moved
     note             what the offer carried along
     transport, mode  how: the transport's name, `"direct"` or `"staged"`
-    phases           seconds by phase; phases overlap, `"total"` is the whole job in the agent
+    phases           seconds by phase, chunks added up; phases and chunks overlap, `"total"` is the whole job in the agent
     channels         bytes per memory channel
     """
 

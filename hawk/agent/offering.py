@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hawk.agent.core import Agent
     from hawk.agent.sessions import Session
     from hawk.jobs.caches import CacheEntry
+    from hawk.jobs.offers import PastOffer
 
 log = get_log("hawk.agent.offering")
 
@@ -82,31 +83,39 @@ def _check(message: Offer, cache: CacheEntry) -> None:
         )
 
 
-def own(agent: Agent, session: Session, request: str) -> OfferEntry:
-    """The client's open offer of that request; raises `UnknownRequest`."""
+def own(agent: Agent, session: Session, request: str, claim: str) -> OfferEntry:
+    """The client's open offer with that claim; raises `UnknownRequest`.
+
+    The request alone would not do: the offer of a handle may have ended, and its request been offered anew.
+    """
     entry = agent.offers.find(request)
-    if entry is None or entry.cache.session != session.token:
-        raise UnknownRequest("this client has no open offer for that request", field="request", got=request)
+    if entry is None or entry.cache.session != session.token or entry.claim != claim:
+        raise UnknownRequest("this offer is not open any more", field="request", got=request)
     return entry
 
 
-async def withdraw(agent: Agent, session: Session, request: str) -> None:
-    """Ends an offer; returns when its blocks are read no more.  One that has ended already stays as it ended."""
+def _past(agent: Agent, session: Session, request: str, claim: str) -> PastOffer | None:
     past = agent.offers.past(request)
-    if past is not None and past.session == session.token:
+    return past if past is not None and (past.session, past.claim) == (session.token, claim) else None
+
+
+async def withdraw(agent: Agent, session: Session, request: str, claim: str) -> None:
+    """Ends an offer; returns when its blocks are read no more.  One that has ended already stays as it ended."""
+    try:
+        entry = own(agent, session, request, claim)
+    except UnknownRequest:
         return
-    entry = own(agent, session, request)
     why = Aborted("the prefill side withdrew the offer", by="the prefill side", request=request)
     agent.offers.end(entry, Outcome.WITHDRAWN, why)
     await entry.ended.wait()
 
 
-async def ending(agent: Agent, session: Session, call: int, request: str) -> OfferEnded:
-    """Waits for the end of an offer, or tells how the client's latest one for that request ended."""
-    past = agent.offers.past(request)
-    if past is not None and past.session == session.token:
+async def ending(agent: Agent, session: Session, call: int, request: str, claim: str) -> OfferEnded:
+    """Waits for the end of an offer, or tells how it ended if the agent remembers."""
+    past = _past(agent, session, request, claim)
+    if past is not None:
         return OfferEnded(call, str(past.outcome), past.taken_by)
-    entry = own(agent, session, request)
+    entry = own(agent, session, request, claim)
     await entry.ended.wait()
     return OfferEnded(call, str(entry.outcome), entry.taken_by)
 

@@ -218,13 +218,13 @@ class Service:
                 await entry.gone.wait()
             case Offer():
                 return offering.offer(agent, session, message)
-            case LayersReady(request=request, layers=layers):
-                offering.own(agent, session, request)
+            case LayersReady(request=request, claim=claim, layers=layers):
+                offering.own(agent, session, request, claim)
                 agent.offers.layers_ready(request, layers)
-            case Withdraw(request=request):
-                await offering.withdraw(agent, session, request)
-            case AwaitOffer(request=request):
-                return await offering.ending(agent, session, call, request)
+            case Withdraw(request=request, claim=claim):
+                await offering.withdraw(agent, session, request, claim)
+            case AwaitOffer(request=request, claim=claim):
+                return await offering.ending(agent, session, call, request, claim)
             case StartFetch():
                 fetching.start(agent, session, message, lambda answer: self._reply(session, answer))
             case AbortFetch(job=job):

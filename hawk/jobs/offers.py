@@ -82,11 +82,12 @@ class OfferEntry:
 
 @dataclass(frozen=True, slots=True)
 class PastOffer:
-    """What became of an offer: how it ended, who took it, and whose it was."""
+    """What became of an offer: how it ended, who took it, and whose it was; `claim` is that of its ticket."""
 
     outcome: Outcome
     taken_by: str
     session: bytes
+    claim: str
 
 
 class OfferBook:
@@ -246,7 +247,9 @@ class OfferBook:
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.outcome is not None:
-            self._past[entry.request] = PastOffer(entry.outcome, entry.taken_by, entry.cache.session)
+            self._past[entry.request] = PastOffer(
+                entry.outcome, entry.taken_by, entry.cache.session, entry.claim
+            )
             while len(self._past) > _REMEMBERED:
                 self._past.popitem(last=False)
         entry.ended.set()

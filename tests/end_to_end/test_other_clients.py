@@ -203,3 +203,23 @@ async def test_closing_an_agent_in_mid_job_leaves_nothing(folder: Path) -> None:
                 del device, job
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+
+
+async def test_a_handle_of_an_ended_offer_leaves_a_newer_one_of_its_request_alone(
+    prefill: AgentProcess, decoders: Decoders
+) -> None:
+    async with clients(prefill, decoders.get("tcp", "direct")) as (hp, hd):
+        source = c.filled()
+        cache = await hp.register(source)
+        device = await hd.allocate(c.target_spec(), memory="npu8")
+        old = await hp.offer("again", cache, np.arange(8), tokens=128, ttl="60s")
+        await old.withdraw()
+        new = await hp.offer("again", cache, np.arange(8), tokens=128, ttl="60s")
+        await old.withdraw()
+        with pytest.raises(UnknownRequest, match="not open any more"):
+            await old.layers_ready(c.LAYERS)
+        ready = await hd.fetch(new, into=device, blocks=[3, 1], timeout="20s")
+        assert ready.tokens == 128
+        assert await new.ended() == "consumed"
+        await device.release()
+        await cache.release()

@@ -10,6 +10,7 @@ from hawk.control.messages.common import (
     Blocks,
     CacheDescr,
     CacheId,
+    Claim,
     Count,
     JobId,
     Name,
@@ -131,6 +132,7 @@ class LayersReady(Struct, tag="layers-ready", frozen=True):
 
     id: Count
     request: RequestId
+    claim: Claim
     layers: Count
 
 
@@ -139,6 +141,7 @@ class Withdraw(Struct, tag="withdraw", frozen=True):
 
     id: Count
     request: RequestId
+    claim: Claim
 
 
 class AwaitOffer(Struct, tag="await-offer", frozen=True):
@@ -146,6 +149,7 @@ class AwaitOffer(Struct, tag="await-offer", frozen=True):
 
     id: Count
     request: RequestId
+    claim: Claim
 
 
 class OfferEnded(Struct, tag="offer-ended", frozen=True):
