@@ -16,7 +16,8 @@ import uvloop
 from rich.console import Console
 
 from hawk.demo.agents import AgentFailed
-from hawk.demo.story import DEFAULT_TOKENS, Damage, Options, Report, tell
+from hawk.demo.scenario import DEFAULT_TOKENS
+from hawk.demo.story import Damage, Options, Report, tell
 from hawk.errors import HawkError
 
 _LOG_LINES = 30

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 """Of the emulated device: every tensor and page starts at a multiple of this many bytes."""
 
+DEFAULT_TOKENS = 4096
+
 PROCESSES = 400 << 20
 """What the processes take beyond the caches: the engine, two agents, the checker, and the headroom HAWK leaves."""
+
+RESERVE = 512 << 20
+"""Bytes that stay free where a request is shrunk, or a tenth of the memory if that is more."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,16 @@ def load(tokens: int, *, codec: str | None = None, channels: int | None = None) 
 def fit(tokens: int, arenas: int, *, codec: str | None = None, channels: int | None = None) -> Scenario:
     """The scenario for `tokens` tokens, or for as many as there is memory for beside `arenas` bytes.
 
-    Raises `OutOfMemory` if not even one block of the device fits.
+    What is asked for beyond `DEFAULT_TOKENS` leaves `RESERVE` to the rest of the machine.  Raises `OutOfMemory` if
+    not even one block of the device fits.
     """
     available = available_memory()
+    usual = needed(load(DEFAULT_TOKENS, codec=codec, channels=channels), arenas)
+    most = max(available - max(RESERVE, available // 10), min(available, usual))
     while True:
         made = load(tokens, codec=codec, channels=channels)
         need = needed(made, arenas)
-        if need <= available:
+        if need <= most:
             return made
         block = made.target.block_size
         if tokens <= block:
@@ -104,7 +112,7 @@ def fit(tokens: int, arenas: int, *, codec: str | None = None, channels: int | N
                 expected=f"{-(-need // (1 << 20))} MiB",
             )
         per_token = (made.source_bytes + made.target_bytes) / tokens
-        fewer = tokens - max(1, int((need - available) / per_token))
+        fewer = tokens - max(1, int((need - most) / per_token))
         tokens = max(block, fewer // block * block)
 
 

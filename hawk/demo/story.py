@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hawk.cache import KVCache
 from hawk.demo import agents, engine, scenario
-from hawk.demo.scenario import ALIGNMENT
+from hawk.demo.scenario import ALIGNMENT, DEFAULT_TOKENS
 from hawk.errors import UnknownRequest
 from hawk.memory.available import available_memory
 from hawk.units import approximate_size
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hawk.handles import DeviceCache, Fetch, Ready
 
 Damage = Literal["swap-channels", "flip-bit"]
-
-DEFAULT_TOKENS = 4096
 
 _SPARE = 48 << 20
 """Bytes of the device beyond the cache: room for staging, should the plan prefer it."""
@@ -62,7 +60,7 @@ class Report:
     asked, tokens     tokens asked for and moved; fewer where memory is short
     bytes             what landed in the device's channels, `per_channel` of it in each
     seconds           wall time by step: agents, fill, transfer, check
-    phases            the agents' own account of the transfer, seconds; phases overlap
+    phases            the agents' own account of the transfer, seconds, chunks added up; phases and chunks overlap
     gb_per_s          `bytes` by the transfer's wall time, 10**9 bytes a second
     checked           bytes that the checker compared, per channel: the request's and those that had to stay
     mismatch          what the checker found, or ""
@@ -103,7 +101,7 @@ async def tell(options: Options, console: Console) -> Report:
         target_layout=target.resolve().name,
     )
     console.print(
-        f"{scene.summary}, {scene.tokens:,} tokens: {approximate_size(scene.payload)} of keys and values in bf16"
+        f"{scene.summary}, {_tokens(scene.tokens)}: {approximate_size(scene.payload)} of keys and values in bf16"
     )
     _tell_memory(scene, arenas, options, console)
     settings = agents.Settings(
@@ -168,12 +166,16 @@ async def _move(
     await device.release()
 
 
+def _tokens(number: int) -> str:
+    return f"{number:,} token" + ("" if number == 1 else "s")
+
+
 def _tell_memory(scene: scenario.Scenario, arenas: int, options: Options, console: Console) -> None:
     need, there = scenario.needed(scene, arenas), available_memory()
     text = f"It takes {approximate_size(need)} of memory; {approximate_size(there)} are available."
     if scene.tokens < options.tokens:
-        text = f"Memory is short ({approximate_size(there)} available): {scene.tokens:,} tokens instead of "
-        text += f"{options.tokens:,}, which takes {approximate_size(need)}."
+        text = f"Memory is short ({approximate_size(there)} available): {_tokens(scene.tokens)} instead of "
+        text += f"{options.tokens:,}, which takes {approximate_size(need)} and leaves some to others."
     console.print(text)
 
 
@@ -186,7 +188,9 @@ def _tell_transfer(ready: Ready, report: Report, console: Console) -> None:
         f"Moved {approximate_size(ready.nbytes)} over {ready.transport}, {ready.mode}, in {took:.3f} s: "
         f"{report.gb_per_s:.2f} GB/s."
     )
-    console.print("Seconds by phase (they overlap):")
+    console.print(
+        "Seconds by phase, chunks added up; chunks and phases overlap, so a phase may exceed the whole:"
+    )
     for name, seconds in ready.phases.items():
         if name != "total":
             console.print(f"  {name:<8} {seconds:7.3f}   {_PHASES.get(name, '')}".rstrip())

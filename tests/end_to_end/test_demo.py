@@ -71,6 +71,12 @@ def test_a_damaged_result_is_found(short_path: Path, damage: str) -> None:
     assert "WRONG: channel" in done.stdout.splitlines()[-1]
 
 
+def test_one_token_is_one() -> None:
+    done = subprocess.run(command(tokens=1), capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 1 token: " in done.stdout
+
+
 def test_bad_usage_is_one_line(short_path: Path) -> None:
     done = run(short_path, "--channels", "0")
     assert done.returncode == 2

@@ -39,8 +39,19 @@ def test_short_memory_means_fewer_tokens(monkeypatch: pytest.MonkeyPatch, availa
     assert 64 <= scene.tokens < 65536
     assert scene.tokens % scene.target.block_size == 0
     assert scenario.needed(scene, 80 * MIB) <= available
+    most = min(available, scenario.needed(scenario.load(4096), 80 * MIB))
     more = scenario.load(scene.tokens + 2 * scene.target.block_size)
-    assert scenario.needed(more, 80 * MIB) > available * 0.95
+    assert scenario.needed(more, 80 * MIB) > most * 0.95
+
+
+@pytest.mark.parametrize(("available", "reserve"), [(3000, 512), (20480, 2048)])
+def test_a_large_request_leaves_a_reserve(
+    monkeypatch: pytest.MonkeyPatch, available: int, reserve: int
+) -> None:
+    monkeypatch.setattr(scenario, "available_memory", lambda: available * MIB)
+    scene = scenario.fit(1 << 20, 80 * MIB)
+    left = available * MIB - scenario.needed(scene, 80 * MIB)
+    assert reserve * MIB <= left < (reserve + 100) * MIB
 
 
 def test_two_gigabytes_are_enough_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
