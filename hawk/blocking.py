@@ -43,6 +43,10 @@ class Offer:
     def __str__(self) -> str:
         return self.ticket
 
+    def __repr__(self) -> str:
+        """Without the ticket: who reads one in a log could fetch."""
+        return f"<{type(self).__name__} {self.request!r} of {self._owner.name}>"
+
     def layers_ready(self, layers: int) -> None:
         """Layers `[0, layers)` are written."""
         self._owner.wait(self._handle.layers_ready(layers))
@@ -63,6 +67,13 @@ class Job:
         self._owner = owner
         self._fetch = fetch
         self._future = future
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self._future.done():
+            failed = self._future.cancelled() or self._future.exception() is not None
+            state = "failed" if failed else "ready"
+        return f"<{type(self).__name__} {self._fetch.job}: {state}>"
 
     def done(self) -> bool:
         """Whether it has ended, either way."""

@@ -15,6 +15,7 @@ from hawk.control.messages import CacheDescr
 from hawk.errors import InvalidArgument, LayoutError
 from hawk.layouts import CacheShape, Layout, load
 from hawk.memory import shared
+from hawk.units import approximate_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ class CacheSpec:
         return dataclasses.replace(self, **changes)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KVCache:
     """A cache in this process' memory: `buffers[i]` holds the bytes of the layout's buffer i.
 
@@ -185,6 +186,15 @@ class KVCache:
             spec = _spec_from_torch(tensors, layout)
         buffers = [_torch_bytes(t) for t in tensors]
         return cls(spec, buffers)
+
+    def __repr__(self) -> str:
+        """What it is, and none of the bytes."""
+        spec = self.spec
+        layout = spec.resolve()
+        size = approximate_size(sum(buffer.nbytes for buffer in self.buffers))
+        state = f"{size} in {len(self.buffers)} buffers" if self.buffers else "closed"
+        box = ", ".join(f"{k}={getattr(spec, k)}" for k in ("layers", "heads", "dim", "block_size", "blocks"))
+        return f"<KVCache {layout.name} {spec.codec or layout.codec}, {box}: {state}>"
 
     def array(self, layer: int, kv: int = 0) -> U8:
         """The bytes of the buffer that holds this layer and kv, `uint8[n]`."""

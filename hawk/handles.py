@@ -48,6 +48,13 @@ class Cache:
         self._client = client
         self._released = False
 
+    def __repr__(self) -> str:
+        shape, state = self.layout.shape, ", released" if self._released else ""
+        return (
+            f"<{type(self).__name__} {self.id}: {self.layout.name} {self.layout.codec.name}, {shape.layers} layers, "
+            f"{shape.blocks} blocks of {shape.block_size} tokens{state}>"
+        )
+
     def check(self, client: Client) -> None:
         """Raises `InvalidArgument` unless this is a live cache of that client."""
         if client is not self._client:
@@ -120,6 +127,10 @@ class OfferHandle:
     def __str__(self) -> str:
         return self.ticket
 
+    def __repr__(self) -> str:
+        """Without the ticket: who reads one in a log could fetch."""
+        return f"<{type(self).__name__} {self.request!r} of {self._client.name}>"
+
     async def layers_ready(self, layers: int) -> None:
         """Layers `[0, layers)` are written; the agent may retile and send them."""
         await self._client.done(LayersReady(0, self.request, self._claim, layers))
@@ -149,7 +160,7 @@ class Ready:
     nbytes           bytes moved
     note             what the offer carried along
     transport, mode  how: the transport's name, `"direct"` or `"staged"`
-    phases           seconds by phase, chunks added up; phases and chunks overlap, `"total"` is the whole job in the agent
+    phases           seconds by phase, chunks added up; they overlap; `"total"` is the whole job in the agent
     channels         bytes per memory channel
     """
 
@@ -201,6 +212,14 @@ class Fetch:
         self._latest: Progress | None = None
         self._changed = asyncio.Event()
         self._result: asyncio.Future[Ready] | None = None
+
+    def __repr__(self) -> str:
+        state = "not started"
+        if self._result is not None:
+            state = (
+                "under way" if not self._result.done() else "failed" if self._result.exception() else "ready"
+            )
+        return f"<{type(self).__name__} {self.job}: {state}>"
 
     # -- from the client ---------------------------------------------------------------------------------
 

@@ -60,9 +60,14 @@ def test_a_blocking_job_that_is_ended(prefill: AgentProcess, decoders: Decoders)
         device = hd.allocate(c.target_spec(), memory="npu8")
         cache = hp.register(c.filled())
         offer = hp.offer("stuck", cache, np.arange(8), tokens=128, layers_ready=1)
+        assert repr(offer) == "<Offer 'stuck' of p0>"
+        assert repr(cache).startswith(f"<Cache {cache.id}: vllm/nhd bf16, ")
+        assert repr(device).startswith(f"<DeviceCache {device.id}: tenstorrent/kv ")
         job = hd.submit(offer, into=device, blocks=[1, 2], timeout="20s")
+        assert repr(job).endswith(": under way>")
         job.abort()
         assert job.done()
+        assert repr(job).endswith(": failed>")
         with pytest.raises(hawk.Aborted):
             job.result()
         assert hd.status().blocks_owned == hd.status().blocks_quarantined == 0

@@ -122,7 +122,9 @@ def test_layouts_are_listed_and_shown() -> None:
 
 def test_a_layout_that_cannot_be_compiled_is_one_line_and_1(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
-    path.write_text('name = "my/npu"\ncodec = "bf16"\nbuffers = "layer kv"\n[[piece]]\norder = "block head slot/32 | dim"\n')
+    path.write_text(
+        'name = "my/npu"\ncodec = "bf16"\nbuffers = "layer kv"\n[[piece]]\norder = "block head slot/32 | dim"\n'
+    )
     done = _hawk("layout", "show", str(path))
     assert (done.returncode, done.stdout) == (1, "")
     assert "slot%32" in done.stderr
