@@ -101,10 +101,12 @@ def _past(agent: Agent, session: Session, request: str, claim: str) -> PastOffer
 
 async def withdraw(agent: Agent, session: Session, request: str, claim: str) -> None:
     """Ends an offer; returns when its blocks are read no more.  One that has ended already stays as it ended."""
-    try:
-        entry = own(agent, session, request, claim)
-    except UnknownRequest:
+    newer = agent.offers.find(request)
+    if _past(agent, session, request, claim) is not None:
         return
+    if newer is not None and newer.cache.session == session.token and newer.claim != claim:
+        return  # ours has ended, and we have offered the request anew
+    entry = own(agent, session, request, claim)
     why = Aborted("the prefill side withdrew the offer", by="the prefill side", request=request)
     agent.offers.end(entry, Outcome.WITHDRAWN, why)
     await entry.ended.wait()

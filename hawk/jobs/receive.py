@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import BadFrame, HawkError, InternalError, OutOfMemory
+from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
+from hawk.jobs.chunks import cut
 from hawk.jobs.states import settle
+from hawk.memory.base import MoveSupport
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
 from hawk.plan.repeat import TargetPlans
 from hawk.plan.segments import direct, staged, touched
-from hawk.plan.target import chunk_bytes, split
+from hawk.plan.target import chunk_bytes
 from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
@@ -87,8 +89,15 @@ class Receiver:
         # A small request falls into a few chunks, too, so that retiling and reading overlap.
         self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, least))
         self._plans, self._guess = TargetPlans(layout, request.blocks, guess), guess
-        chunk = split(layout, guess, max_bytes=self.chunk_limit)[0]
+        chunk = cut(layout, guess, self.chunk_limit, "jobs.chunk")[0]
         planned = await context.planner.call(self._plans.plan, chunk)
+        if context.mode == "staged" and (memory is None or memory.move_support is MoveSupport.NONE):
+            raise InvalidArgument(
+                "staged needs a memory that moves bytes inside its channels",
+                field="transport.mode",
+                got="staged",
+                expected="auto or direct for a cache in this memory",
+            )
         decision = decide(
             planned,
             request.cache.placement,

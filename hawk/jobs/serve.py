@@ -36,12 +36,12 @@ from hawk.errors import (
     NotViable,
 )
 from hawk.jobs.caches import compile_descr
+from hawk.jobs.chunks import cut
 from hawk.jobs.dialogue import MOST_CHUNKS
 from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
 from hawk.plan.repeat import SourcePlans, TargetPlans
-from hawk.plan.target import split
 from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
@@ -222,7 +222,8 @@ class ServeJob(Stoppable):
         check_blocks(source, offer.blocks, selection, "offer.blocks")
         check_blocks(target, blocks, selection, "fetch.blocks")
         limit = min(fetch.chunk, context.chunk, max(context.arena.region.nbytes // 2, 1))
-        chunks = split(target, selection, max_bytes=limit)
+        half = limit < min(fetch.chunk, context.chunk)
+        chunks = cut(target, selection, limit, "arena.size (half of it)" if half else "jobs.chunk")
         if len(chunks) > MOST_CHUNKS:
             raise InvalidArgument(
                 "the request falls into too many chunks",
