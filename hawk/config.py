@@ -74,16 +74,30 @@ def load_config(
     reader = Reader()
     file = None if path is None else Path(path)
     tree = {} if file is None else read_file(file, reader.problems)
+    if reader.problems:  # of a file that was not read, nothing else can be told
+        raise _failed(reader.problems, file)
     overlay_environment(tree, env, reader.problems)
     config = _build(tree, reader, file, env)
     problems = [*reader.problems, *_across(config, reader)]
     if complete and not reader.bad:
         problems += missing(config)
     if problems:
-        what = str(file) if file else "the environment"
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"{count} in the configuration from {what}", problems=tuple(problems))
+        raise _failed(problems, file)
     return config, Sources(reader.sources)
+
+
+def _failed(problems: list[str], file: Path | None) -> ConfigError:
+    """The error that tells all problems, those of the file first and in the order of its lines."""
+
+    def line(problem: str) -> int:
+        number = problem.removeprefix(f"{file}:").partition(":")[0]
+        return int(number) if number.isdecimal() else 1 << 30
+
+    what = str(file) if file else "the environment"
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ConfigError(
+        f"{count} in the configuration from {what}", problems=tuple(sorted(problems, key=line))
+    )
 
 
 def _build(tree: Tree, reader: Reader, file: Path | None, env: Mapping[str, str]) -> Config:

@@ -22,4 +22,21 @@ def new(directory: Path, name: str) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     private, public = new_pair(directory, name)
     click.echo(f"{private}  this agent's own: name it as security.key_file")
-    click.echo(f"{public}  for its peers: add its line to the file that they name as security.peers_file")
+    click.echo(
+        f"{public}  for its peers: `hawk keys peers` adds it to the file that they name as security.peers_file"
+    )
+
+
+@keys.command()
+@click.argument("file", metavar="OUT", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument(
+    "public", metavar="NAME.pub...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False)
+)
+def peers(file: Path, public: tuple[Path, ...]) -> None:
+    """Adds public keys to the peers file OUT, which is made if it is not there; what stands in it stays."""
+    from hawk.control.keys import load_peers, merge_peers
+
+    new = merge_peers(file, public)
+    known = len(load_peers(file))
+    added = f"added {', '.join(new)}" if new else "nothing to add"
+    click.echo(f"{file}: {added}; {known} peer{'' if known == 1 else 's'}")

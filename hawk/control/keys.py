@@ -21,6 +21,7 @@ import zmq
 from hawk.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -73,7 +74,15 @@ def load_pair(path: Path) -> KeyPair:
     """
     what = "the key file"
     text = _read(path, what, "Make one with `hawk keys new DIR --name NAME`", private=True)
-    table = _table(_parse(text, path, what), "curve", path)
+    content = _parse(text, path, what)
+    if "peers" in content and "curve" not in content:
+        raise ConfigError(
+            "this is a public key, as peers list it, and no key pair",
+            field=str(path),
+            expected=f"a file such as {path.with_suffix('.key').name}",
+            hint="`hawk keys new` wrote both; security.key_file takes the .key file",
+        )
+    table = _table(content, "curve", path)
     name = table.get("name")
     if not isinstance(name, str):
         raise ConfigError("the key file has no name", field=f"{path}: curve.name", expected="a string")
@@ -96,7 +105,7 @@ def load_peers(path: Path) -> dict[str, str]:
     with one key (a peer is told from another by its key alone).
     """
     what = "the peers file"
-    hint = 'Write [peers] with one line NAME = "PUBLIC KEY" for each peer; `hawk keys new` prints them'
+    hint = 'Write [peers] with one line NAME = "PUBLIC KEY" for each peer; `hawk keys peers` writes them'
     table = _table(_parse(_read(path, what, hint), path, what), "peers", path)
     problems: list[str] = []
     peers: dict[str, str] = {}
@@ -116,6 +125,42 @@ def load_peers(path: Path) -> dict[str, str]:
     if problems:
         raise ConfigError(f"{path} has {len(problems)} problem(s):", problems=tuple(problems))
     return peers
+
+
+def merge_peers(path: Path, public: Iterable[Path]) -> dict[str, str]:
+    """Adds the keys of `.pub` files (or other peers files) to the peers file `path`, which is made if need be.
+
+    What stands there stays.  Returns the peers that are new.  Raises `ConfigError`, and changes nothing, if a name
+    would get a second key, a key a second name, or a file cannot be read or written.
+    """
+    there = path.exists()
+    old = load_peers(path) if there else {}
+    text = path.read_text(encoding="utf-8") if there else ""
+    peers, owner = dict(old), {key: name for name, key in old.items()}
+    for source in public:
+        for name, key in load_peers(source).items():
+            clash = peers.get(name, key) != key
+            if clash or owner.setdefault(key, name) != name:
+                raise ConfigError(
+                    "this name has another key already" if clash else "this key has another name already",
+                    field=f"{source}: peers.{name}",
+                    got=key,
+                    expected=f"{peers[name]}, as before" if clash else owner[key],
+                    hint=f"Remove the old line from {path} if it is out of date" if old else None,
+                )
+            peers[name] = key
+    new = {name: key for name, key in peers.items() if name not in old}
+    lines = "".join(f'{_toml_key(name)} = "{key}"\n' for name, key in new.items())
+    text = (text.rstrip("\n") or "# Public keys of this agent's peers.\n[peers]") + "\n" + lines
+    if _parse(text, path, "the peers file").get("peers") != peers:
+        raise ConfigError(
+            "lines cannot be added at the end",
+            field=str(path),
+            expected="[peers] as the last table of the file",
+        )
+    if new:
+        _replace(path, text)
+    return new
 
 
 def is_public_key(value: object) -> bool:
@@ -187,12 +232,26 @@ def _write_new(path: Path, text: str, mode: int) -> None:
         raise ConfigError(f"the key cannot be written: {error.strerror}", field=str(path)) from error
 
 
+def _replace(path: Path, text: str) -> None:
+    """Writes a public file whole or not at all."""
+    path = path.resolve()
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"the file cannot be written: {error.strerror}", field=str(path)) from error
+
+
 def _read(path: Path, what: str, hint: str, *, private: bool = False) -> str:
     try:
         with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
             if private:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                if mode & 0o077:
+                # A file that holds no pair was named by mistake; to hide it would be no remedy.
+                if mode & 0o077 and b"curve" in data:
                     raise ConfigError(
                         f"{what} can be read or written by others",
                         field=str(path),
@@ -200,7 +259,6 @@ def _read(path: Path, what: str, hint: str, *, private: bool = False) -> str:
                         expected="0600",
                         hint=f"Run `chmod 600 {path}`; make a new pair if others may have read it",
                     )
-            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}", field=str(path), hint=hint) from error
     if len(data) > _MOST_BYTES:

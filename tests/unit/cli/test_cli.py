@@ -78,15 +78,15 @@ def test_config_show_tells_what_an_agent_would_refuse(tmp_path: Path) -> None:
 
 def test_a_bad_configuration_is_all_its_lines_and_2(tmp_path: Path) -> None:
     node = tmp_path / "node.toml"
-    node.write_text("[agent]\nrolle = 1\ndrain = 'x'\n")
+    node.write_text("[agent]\ndrain = 'x'\nrolle = 1\n")
     for command, arguments in (("main", ["config", "show"]), ("agent_main", [])):
         done = _hawk(*arguments, "--config", str(node), command=command)
         assert done.returncode == 2
         assert done.stdout == ""
         first, *rest = done.stderr.splitlines()
         assert "2 problems" in first
-        assert len(rest) == 2
-        assert all(line.startswith(f"{node}:") for line in rest)
+        # In the order of the lines, whatever was found first.
+        assert [line.split(": ")[0] for line in rest] == [f"{node}:2", f"{node}:3"]
 
 
 def test_the_reference_page_is_the_committed_one() -> None:
@@ -111,6 +111,26 @@ def test_keys_are_made_private_and_never_overwritten(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert (folder / "d0.key").read_bytes() == before
+
+
+def test_public_keys_become_a_peers_file(tmp_path: Path) -> None:
+    for name in ("p0", "d0"):
+        assert _hawk("keys", "new", str(tmp_path), "--name", name).returncode == 0
+    out, pubs = str(tmp_path / "peers.toml"), [str(tmp_path / f"{name}.pub") for name in ("p0", "d0")]
+    assert _hawk("keys", "peers", out, pubs[0]).stdout == f"{out}: added p0; 1 peer\n"
+    assert _hawk("keys", "peers", out, *pubs).stdout == f"{out}: added d0; 2 peers\n"
+    assert _hawk("keys", "peers", out, *pubs).stdout == f"{out}: nothing to add; 2 peers\n"
+    assert _hawk("keys", "peers", out).returncode == 2
+
+
+def test_a_configuration_that_is_not_there_is_one_problem(tmp_path: Path) -> None:
+    for command, arguments in (("main", ["config", "show"]), ("agent_main", [])):
+        done = _hawk(*arguments, "--config", str(tmp_path / "no.toml"), command=command, HAWK_AGENT__ROLE="x")
+        assert done.returncode == 2
+        first, *rest = done.stderr.splitlines()
+        assert "1 problem " in first
+        assert len(rest) == 1
+        assert "cannot be read" in rest[0]
 
 
 def test_layouts_are_listed_and_shown() -> None:

@@ -50,6 +50,58 @@ def test_a_key_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> No
         keys.load_pair(path)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_public_key_in_its_place_is_called_that(tmp_path: Path, mode: int) -> None:
+    _, path = keys.new_pair(tmp_path, "d0")
+    os.chmod(path, mode)
+    with pytest.raises(ConfigError, match=r"this is a public key.*d0\.key") as caught:
+        keys.load_pair(path)
+    assert "chmod" not in str(caught.value)
+
+
+def test_public_keys_are_merged_into_a_peers_file(tmp_path: Path) -> None:
+    pubs = [keys.new_pair(tmp_path, name)[1] for name in ("p0", "d0", "d.1")]
+    made = tmp_path / "peers.toml"
+    assert list(keys.merge_peers(made, pubs[:2])) == ["p0", "d0"]
+    made.write_text("# ours\n" + made.read_text().rstrip("\n"))
+    assert list(keys.merge_peers(made, pubs)) == ["d.1"]
+    assert made.read_text().startswith("# ours\n")
+    want = {name: keys.load_pair(tmp_path / f"{name}.key").public for name in ("p0", "d0", "d.1")}
+    assert keys.load_peers(made) == want
+    assert keys.merge_peers(made, pubs) == {}
+    assert sorted(p.suffix for p in tmp_path.iterdir() if p.suffix not in (".key", ".pub")) == [".toml"]
+
+
+def test_a_merge_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    _, pub = keys.new_pair(first, "p0")
+    _, other = keys.new_pair(second, "p0")
+    renamed = tmp_path / "zz.pub"
+    renamed.write_text(pub.read_text().replace("p0 =", "zz ="))
+    made = tmp_path / "peers.toml"
+    with pytest.raises(ConfigError, match="another key already"):
+        keys.merge_peers(made, [pub, other])
+    assert not made.exists()
+    keys.merge_peers(made, [pub])
+    before = made.read_text()
+    for bad, match in (
+        (other, "another key already"),
+        (renamed, "another name already"),
+        (tmp_path / "none.pub", "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            keys.merge_peers(made, [bad])
+        assert made.read_text() == before
+    made.write_text(before + "[more]\nx = 1\n")
+    _, third = keys.new_pair(tmp_path, "d0")
+    with pytest.raises(ConfigError, match="last table"):
+        keys.merge_peers(made, [third])
+    with pytest.raises(ConfigError, match=r"no/peers\.toml.*cannot be written"):
+        keys.merge_peers(tmp_path / "no" / "peers.toml", [pub])
+
+
 def test_halves_that_do_not_belong_together(tmp_path: Path) -> None:
     path, _ = keys.new_pair(tmp_path, "d0")
     other = keys.load_pair(keys.new_pair(tmp_path, "d1")[0])
