@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from hawk.control.messages import pack_blocks
-from hawk.errors import InvalidArgument
+from hawk.errors import BadFrame, HawkError, InvalidArgument
+from hawk.units import parse_duration
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+T = TypeVar("T")
+
+LONGEST = 7 * 86_400.0
+"""Seconds: the longest duration that travels."""
+
+_AT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$(?P<path>.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+def shown(value: object) -> str:
+    """`value` for a message: short, whatever it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
 
 def block_table(blocks: ArrayLike, field: str = "blocks") -> bytes:
     """A block table for the wire; raises `InvalidArgument` unless it is a flat list of block numbers."""
-    table = np.asarray(blocks)
+    try:
+        table = np.asarray(blocks)
+    except (ValueError, TypeError, OverflowError) as error:  # ragged, or a class that is no array
+        raise InvalidArgument(
+            "a block table is a flat, non-empty list of integers",
+            field=field,
+            got=shown(blocks),
+            expected="block numbers, one after the other",
+        ) from error
     if table.ndim != 1 or table.size == 0 or table.dtype.kind not in "iu":
         raise InvalidArgument(
             "a block table is a flat, non-empty list of integers",
@@ -30,31 +56,124 @@ def block_table(blocks: ArrayLike, field: str = "blocks") -> bytes:
     return pack_blocks(table)
 
 
-def request_id(request: str) -> str:
-    """The request id, if it can be one."""
-    if not 1 <= len(request) <= 512:
+def text(value: Any, field: str, longest: int, *, shortest: int = 0) -> str:
+    """A string of that many characters that can be sent."""
+    expected = f"text of {shortest} to {longest} characters"
+    if not isinstance(value, str) or not shortest <= len(value) <= longest:
+        got = f"{len(value)} characters" if isinstance(value, str) and len(value) > longest else shown(value)
+        raise InvalidArgument("not such a text", field=field, got=got, expected=expected)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
         raise InvalidArgument(
-            "a request id is a string",
-            field="request",
-            got=repr(request)[:80],
-            expected="1 to 512 characters",
+            "this text cannot be sent", field=field, got=shown(value), expected=f"{expected} of Unicode"
+        ) from error
+    return value
+
+
+def request_id(request: Any) -> str:
+    """The request id, if it can be one."""
+    return text(request, "request", 512, shortest=1)
+
+
+def ticket_text(ticket: Any) -> str:
+    """The ticket of an offer, or the text of one; empty for None.  Raises `BadFrame` for a text too long."""
+    if ticket is None:
+        return ""
+    ticket = getattr(ticket, "ticket", ticket)
+    if not isinstance(ticket, str):
+        raise InvalidArgument(
+            "not a ticket", field="ticket", got=shown(ticket), expected="a ticket, an offer, or None"
         )
-    return request
+    if len(ticket) > 2048:
+        raise BadFrame(
+            "not a HAWK ticket",
+            field="ticket",
+            got=f"{len(ticket)} characters",
+            expected="hawk1..., at most 2048 characters",
+        )
+    return text(ticket, "ticket", 2048)
 
 
 def count(value: Any, field: str) -> int:
     """An integer of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) < 2**48:
-        raise InvalidArgument(
-            "not a count", field=field, got=repr(value)[:80], expected="an integer, 0 or more"
-        )
+        raise InvalidArgument("not a count", field=field, got=shown(value), expected="an integer, 0 or more")
     return int(value)
 
 
-def small_note(note: bytes) -> bytes:
+def small_note(note: Any) -> bytes:
     """A note that may travel with an offer."""
-    if len(note) > 4096:
+    if not isinstance(note, bytes | bytearray | memoryview):
         raise InvalidArgument(
-            "a note is a few bytes", field="note", got=f"{len(note)} bytes", expected="bytes, at most 4096"
+            "a note is bytes", field="note", got=shown(note), expected="bytes, at most 4096"
         )
-    return note
+    raw = bytes(note)
+    if len(raw) > 4096:
+        raise InvalidArgument(
+            "a note is a few bytes", field="note", got=f"{len(raw)} bytes", expected="bytes, at most 4096"
+        )
+    return raw
+
+
+def duration(value: Any, field: str) -> float:
+    """Seconds, at most `LONGEST`."""
+    seconds = parse_duration(value, field=field)
+    if seconds > LONGEST:
+        raise InvalidArgument("too long a duration", field=field, got=shown(value), expected="at most 7 days")
+    return seconds
+
+
+def instance(value: Any, cls: type[T], field: str, expected: str) -> T:
+    """`value`, if it is a `cls`."""
+    if not isinstance(value, cls):
+        raise InvalidArgument("not what belongs here", field=field, got=shown(value), expected=expected)
+    return value
+
+
+# -- messages that the schema refuses ----------------------------------------------------------------------
+
+
+def refused_by_schema(message: msgspec.Struct, fault: str) -> InvalidArgument:
+    """What the schema said about a message, told at the field that it means and with the value that is there."""
+    fault = fault.removeprefix("the body cannot be decoded: ")
+    found = _AT.fullmatch(fault)
+    if found is None:
+        return InvalidArgument("a value cannot be sent", field=type(message).__name__, expected=fault)
+    value: Any = message
+    path = found["path"].lstrip(".")
+    with contextlib.suppress(AttributeError, LookupError, TypeError):
+        for name, index in _STEP.findall(found["path"]):
+            value = getattr(value, name) if name else value[int(index)]
+    expected = found["what"].removeprefix("Expected ").partition(", got ")[0].replace("`", "")
+    return InvalidArgument("the value is out of its bounds", field=path, got=shown(value), expected=expected)
+
+
+def refused_by_encoder(message: msgspec.Struct, fault: HawkError) -> InvalidArgument:
+    """The same for a message that has no bytes at all: the first field whose value cannot be written."""
+    where, value = _unwritable(message, "")
+    return InvalidArgument(
+        "the value cannot be sent",
+        field=where or type(message).__name__,
+        got=shown(value),
+        expected=f"numbers, bytes or text ({fault.message})",
+    )
+
+
+def _unwritable(value: Any, path: str) -> tuple[str, Any]:
+    """The deepest part of `value` that cannot be encoded, and its path."""
+    below: list[tuple[str, Any]] = []
+    if isinstance(value, msgspec.Struct):
+        below = [
+            (f"{path}.{name}" if path else name, getattr(value, name)) for name in value.__struct_fields__
+        ]
+    elif isinstance(value, list | tuple):
+        below = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    elif isinstance(value, dict):
+        below = [(f"{path}.{key}", item) for key, item in value.items()]
+    for where, item in below:
+        try:
+            msgspec.msgpack.encode(item)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+            return _unwritable(item, where)
+    return path, value

@@ -17,6 +17,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hawk import client as _client
+from hawk.arguments import ticket_text
 from hawk.errors import DeadlineExceeded, WrongContext
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Client:
         """Starts a fetch and returns at once with a `Job`."""
 
         async def start() -> Fetch:
-            fetch = self._client.fetch(None if ticket is None else str(ticket), **options)
+            fetch = self._client.fetch(ticket_text(ticket) or None, **options)
             await fetch.start()
             return fetch
 

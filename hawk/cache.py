@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hawk.arguments import instance, shown
 from hawk.control.messages import CacheDescr
 from hawk.errors import InvalidArgument, LayoutError
 from hawk.layouts import CacheShape, Layout, load
@@ -18,7 +21,7 @@ from hawk.memory import shared
 from hawk.units import approximate_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -27,6 +30,39 @@ if TYPE_CHECKING:
     U8 = NDArray[np.uint8]
 
 _ALIGN = 4096
+
+_BOUNDS: dict[str, int] = {
+    "layers": 65_536,
+    "heads": 65_536,
+    "dim": 1_048_576,
+    "block_size": 1_048_576,
+    "blocks": 2**31 - 1,
+    "kvs": 2,
+}
+"""The largest value of each extent that can be told to an agent; the smallest is 1."""
+
+
+def _whole(value: object, field: str, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgument(
+            "out of range", field=field, got=shown(value), expected=f"a whole number {low}..{high}"
+        )
+
+
+def _named(layout: object) -> None:
+    if not isinstance(layout, str | os.PathLike | Layout):
+        raise LayoutError(
+            "no layout",
+            field="layout",
+            got=shown(layout),
+            expected="a layout's name, a file's path, or a Layout",
+        )
+
+
+def _loaded(layout: str | Layout) -> Layout:
+    """The layout that a caller named or gave; raises `LayoutError`."""
+    _named(layout)
+    return layout if isinstance(layout, Layout) else load(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +73,8 @@ class CacheSpec:
     codec      how elements are stored; the layout's default if None
     channels   memory channels for interleaved layouts; the memory's own if None
     params     parameters of the layout, such as the rotary dimension
+
+    Raises `InvalidArgument`, or `LayoutError` for a layout that is none, naming the field.
     """
 
     layers: int
@@ -50,6 +88,25 @@ class CacheSpec:
     channels: int | None = None
     align: int | None = None
     params: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, high in _BOUNDS.items():
+            _whole(getattr(self, name), name, 1, high)
+        _named(self.layout)
+        if self.codec is not None:
+            instance(self.codec, str, "codec", "a codec's name, or None")
+        if self.channels is not None:
+            _whole(self.channels, "channels", 1, 4096)
+        if self.align is not None:
+            _whole(self.align, "align", 1, 2**30)
+        params: object = self.params
+        if not isinstance(params, Mapping):
+            raise InvalidArgument(
+                "no parameters", field="params", got=shown(params), expected="whole numbers by name"
+            )
+        for key, value in self.params.items():
+            instance(key, str, "params", "names that are text")
+            _whole(value, f"params.{key}", -(2**63), 2**63 - 1)
 
     @property
     def shape(self) -> CacheShape:
@@ -65,7 +122,7 @@ class CacheSpec:
 
     def resolve(self) -> Layout:
         """The layout, loaded; raises `LayoutError`."""
-        return self.layout if isinstance(self.layout, Layout) else load(self.layout)
+        return _loaded(self.layout)
 
     def compile(self) -> CompiledLayout:
         """The layout bound to this shape; raises `LayoutError`."""
@@ -109,7 +166,7 @@ class KVCache:
     _owned: shared.SharedBuffer | None = None
 
     def __post_init__(self) -> None:
-        compiled = self.spec.compile()
+        compiled = instance(self.spec, CacheSpec, "spec", "a CacheSpec").compile()
         if compiled.channels != 1:
             raise LayoutError(
                 "a cache in host memory has one channel",
@@ -139,7 +196,7 @@ class KVCache:
     @classmethod
     def alloc(cls, spec: CacheSpec) -> KVCache:
         """A zeroed cache in fresh shared memory; raises `OutOfMemory`."""
-        compiled = spec.compile()
+        compiled = instance(spec, CacheSpec, "spec", "a CacheSpec").compile()
         sizes = compiled.buffer_bytes
         ends = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
         owned = shared.alloc(ends[-1], name="hawk-cache")
@@ -150,7 +207,12 @@ class KVCache:
     def from_numpy(cls, arrays: Sequence[NDArray[Any]], spec: CacheSpec) -> KVCache:
         """Over arrays that exist, one per buffer of the layout, C-contiguous, of any dtype."""
         buffers: list[U8] = []
-        for i, array in enumerate(arrays):
+        for i, array in enumerate(instance(arrays, Iterable, "arrays", "numpy arrays, one per buffer")):  # type: ignore[type-abstract]
+            instance(array, np.ndarray, f"arrays[{i}]", "a numpy array")
+            if array.dtype.hasobject or array.dtype.itemsize == 0:
+                raise InvalidArgument(
+                    "a buffer must be plain bytes", field=f"arrays[{i}]", got=array.dtype, expected="numbers"
+                )
             if not array.flags.c_contiguous:
                 raise InvalidArgument(
                     "a buffer must be C-contiguous", field=f"arrays[{i}]", got=f"strides {array.strides}"
@@ -167,11 +229,18 @@ class KVCache:
         Without `spec` the shape is read from the tensors: their axes must be those of the layout's order, so for
         `vllm/nhd` each layer's tensor is `[kv, block, slot, head, dim]`.  The codec follows from the dtype.
         """
-        if not tensors:
+        if not isinstance(tensors, list | tuple) or not tensors:
             raise InvalidArgument(
-                "no tensor was given", field="tensors", expected="one per buffer of the layout"
+                "no tensor was given",
+                field="tensors",
+                got=shown(tensors),
+                expected="one per buffer of the layout",
             )
         for i, tensor in enumerate(tensors):
+            if not hasattr(tensor, "device") or not hasattr(tensor, "is_contiguous"):
+                raise InvalidArgument(
+                    "no tensor", field=f"tensors[{i}]", got=shown(tensor), expected="a torch tensor"
+                )
             if tensor.device.type != "cpu":
                 raise InvalidArgument(
                     "only CPU tensors can be mapped here",
@@ -226,7 +295,7 @@ def _torch_bytes(tensor: Any) -> U8:
 
 
 def _spec_from_torch(tensors: Sequence[Any], layout: str | Layout) -> CacheSpec:
-    loaded = layout if isinstance(layout, Layout) else load(layout)
+    loaded = _loaded(layout)
     codec = _TORCH_CODECS.get(str(tensors[0].dtype))
     if codec is None:
         raise InvalidArgument(

@@ -15,7 +15,18 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from hawk.arguments import block_table, count, request_id, small_note
+from hawk.arguments import (
+    block_table,
+    count,
+    duration,
+    instance,
+    request_id,
+    shown,
+    small_note,
+    text,
+    ticket_text,
+)
+from hawk.cache import CacheSpec, KVCache
 from hawk.connection import CALL_TIMEOUT, Connection
 from hawk.control import frames
 from hawk.control.messages import (
@@ -34,13 +45,11 @@ from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
 from hawk.memory import shared
 from hawk.memory.received import map_received
-from hawk.units import parse_duration
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from hawk.agent import Agent
-    from hawk.cache import CacheSpec, KVCache
 
 __all__ = ["CALL_TIMEOUT", "Client", "block_table", "connect"]
 
@@ -63,6 +72,7 @@ class Client(Connection):
         `LayoutError` or `InvalidArgument` for a description that does not fit.
         """
         self.check_context()
+        instance(cache, KVCache, "cache", "a KVCache")
         assert self._link is not None
         refs = []
         sent: dict[int, bytes] = {}
@@ -96,6 +106,8 @@ class Client(Connection):
         Raises `OutOfMemory` naming the channel, `InvalidArgument` for an unknown memory.
         """
         self.check_context()
+        instance(spec, CacheSpec, "spec", "a CacheSpec")
+        text(memory, "memory", 128, shortest=1)
         assert self._link is not None
         answer = await self.call(Allocate(id=0, cache=spec.descr(), memory=memory), Allocated)
         buffers: list[shared.SharedBuffer] = []
@@ -138,7 +150,7 @@ class Client(Connection):
         Until the handle's `ended` returns, HAWK may read the blocks.  Raises `AlreadyOffered`, `Busy`,
         `UnknownCache` or `InvalidArgument` naming the block.
         """
-        cache.check(self)
+        instance(cache, Cache, "cache", "a cache from register or allocate").check(self)
         answer = await self.call(
             Offer(
                 id=0,
@@ -146,12 +158,12 @@ class Client(Connection):
                 cache=cache.id,
                 blocks=block_table(blocks),
                 tokens=count(tokens, "tokens"),
-                ttl=parse_duration(ttl, field="ttl"),
+                ttl=duration(ttl, "ttl"),
                 note=small_note(note),
                 layers=cache.layout.shape.layers
                 if layers_ready is None
                 else count(layers_ready, "layers_ready"),
-                consumer=consumer,
+                consumer=text(consumer, "consumer", 128),
             ),
             Offered,
         )
@@ -182,19 +194,21 @@ class Client(Connection):
         Nothing happens until the returned object is awaited or entered.
         """
         self.check_context()
-        into.check(self)
+        instance(into, Cache, "into", "a cache from register or allocate").check(self)
+        instance(wait, bool, "wait", "True or False")
+        ticket = ticket_text(ticket)
         return Fetch(
             self,
-            ticket=str(ticket) if ticket is not None else "",
+            ticket=ticket,
             request=request_id(request) if not ticket else "",
-            source=source,
+            source=text(source, "source", 128),
             cache=into,
             blocks=block_table(blocks),
             first=count(first, "first"),
             tokens=count(tokens, "tokens"),
-            timeout=parse_duration(timeout, field="timeout"),
+            timeout=duration(timeout, "timeout"),
             wait=wait,
-            abort_timeout=parse_duration(abort_timeout, field="abort_timeout"),
+            abort_timeout=duration(abort_timeout, "abort_timeout"),
         )
 
     async def status(self) -> Status:
@@ -216,8 +230,16 @@ def connect(address: str | Agent | None = None, *, timeout: float | str = "10s")
                 expected='"ipc://PATH", or HAWK_LOCAL in the environment',
             )
     if not isinstance(address, str):
-        address = address.config.agent.local
-    return Client(address, timeout=parse_duration(timeout, field="timeout"))
+        local = getattr(getattr(getattr(address, "config", None), "agent", None), "local", None)
+        if not isinstance(local, str):
+            raise InvalidArgument(
+                "no agent's address",
+                field="address",
+                got=shown(address),
+                expected='"ipc://PATH" or a hawk.Agent',
+            )
+        address = local
+    return Client(address, timeout=duration(timeout, "timeout"))
 
 
 def _embedded_agent(generation: str) -> bool:

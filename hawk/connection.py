@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 
 from hawk._version import __version__
+from hawk.arguments import refused_by_encoder, refused_by_schema
 from hawk.control.beat import Beat
 from hawk.control.channel import Channel
 from hawk.control.frames import Codec, encode_body
@@ -248,8 +249,10 @@ class Connection:
 def _check(message: msgspec.Struct) -> None:
     """Raises `InvalidArgument` for what the agent would refuse to read, and could not answer therefore."""
     try:
-        LOCAL_CODEC.decode(encode_body(message))
+        body = encode_body(message)
+    except InvalidArgument as error:
+        raise refused_by_encoder(message, error) from error
+    try:
+        LOCAL_CODEC.decode(body)
     except BadFrame as error:
-        raise InvalidArgument(
-            "a value is out of its bounds", field=type(message).__name__, got=error.message
-        ) from error
+        raise refused_by_schema(message, error.message) from error

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hawk.arguments import count
 from hawk.control.messages import (
     AbortFetch,
     AwaitOffer,
@@ -133,7 +134,7 @@ class OfferHandle:
 
     async def layers_ready(self, layers: int) -> None:
         """Layers `[0, layers)` are written; the agent may retile and send them."""
-        await self._client.done(LayersReady(0, self.request, self._claim, layers))
+        await self._client.done(LayersReady(0, self.request, self._claim, count(layers, "layers")))
 
     async def ended(self) -> str:
         """Waits until the offer has ended and HAWK reads its blocks no more.
