@@ -70,7 +70,10 @@ def usage() -> str:
     """The help text."""
     lines = ["usage: scripts/test [TIER] [-- PYTEST ARGUMENTS]", ""]
     lines += [f"  {'(none)':<12}{', '.join(t.name for t in QUICK)}"]
-    lines += [f"  {tier.name:<12}{tier.about}" for tier in TIERS.values()]
+    lines += [
+        f"  {tier.name:<12}{tier.about}{'' if tier.built() else ' (not built yet)'}"
+        for tier in TIERS.values()
+    ]
     return "\n".join(lines)
 
 

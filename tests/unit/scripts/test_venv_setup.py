@@ -293,3 +293,12 @@ def test_in_ci_pytest_has_the_last_word(
     assert tiers.main([]) == 3
     assert printed == [True]
     assert capsys.readouterr().out == ""
+
+
+def test_the_help_tells_which_tiers_are_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "unit").mkdir()
+    (tmp_path / "unit" / "test_one.py").write_text("")
+    monkeypatch.setattr(tiers, "TESTS", tmp_path)
+    lines = {line.split()[0]: line for line in tiers.usage().splitlines() if line.startswith("  ")}
+    assert "not built" not in lines["unit"]
+    assert lines["contract"].endswith(" (not built yet)")
