@@ -46,11 +46,12 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
     cache = agent.caches.get(message.cache, session.token)
-    claim = address = ""
+    claim = address = generation = ""
     request, source, tokens = message.request, message.source, message.tokens
     if message.ticket:
         ticket = decode_ticket(message.ticket)
         request, source, claim, address = ticket.request, ticket.agent, ticket.claim, ticket.address
+        generation = ticket.generation
         tokens = tokens or max(ticket.tokens - message.first, 0)
     elif not (request and source):
         raise InvalidArgument("a fetch needs a ticket, or a request and its source", field="ticket")
@@ -62,6 +63,7 @@ def _request(agent: Agent, session: Session, message: StartFetch) -> FetchReques
         claim=claim,
         source=source,
         address=address,
+        generation=generation,
         cache=cache,
         blocks=unpack_blocks(message.blocks),
         first=message.first,
@@ -98,10 +100,11 @@ async def _run(agent: Agent, session: Session, job: FetchJob, reply: Callable[[L
         agent.fetch_done(ending)
     agent.metrics.job(ending, "fetch", job.result.transport)
     agent.metrics.moved("in", job.result.transport, job.result.nbytes)
-    log.info(
+    (log.info if error is None else log.warning)(
         "fetch ended",
         request=request.request,
         job=request.job,
+        attempt=job.result.attempt or None,
         source=request.source,
         ending=ending,
         reason=None if error is None else str(error),

@@ -7,6 +7,7 @@ The answer is yes only for a key on the list; without an answer nobody gets in.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,21 @@ from zmq.utils import z85
 
 from hawk.control.receive import ReceiveLoop
 from hawk.errors import ConfigError
+from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+log = get_log("hawk.control.zap")
+
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"hawk"
+SILENCE = 60.0
+"""Seconds in which a refused key is named once: a peer that is refused tries again at once, for ever."""
+
+MOST_NAMED = 64
+"""Refused keys named in that time; keys cost nothing, and a stranger shall not fill the log with them."""
+
 _FRAMES = 8
 """An empty delimiter, version, request id, domain, address, routing id of the peer, mechanism, key."""
 
@@ -35,6 +45,7 @@ class Zap:
         self.denied: Counter[str] = Counter()
         self.admitted = 0
         self._names: dict[str, str] = {}
+        self._named: dict[str, float] = {}
         self._raw = context.socket(zmq.ROUTER)
         self._raw.linger = 0
         self._raw.bind(ZAP_ADDRESS)
@@ -68,6 +79,23 @@ class Zap:
         self._loop.stop()
         self._raw.close(linger=0)
 
+    def _warn(self, key: str, address: str) -> None:
+        """Says whose key was refused, if that was not said lately."""
+        now = time.monotonic()
+        self._named = {named: until for named, until in self._named.items() if until > now}
+        if key in self._named or len(self._named) > MOST_NAMED:
+            return
+        self._named[key] = now + SILENCE
+        if len(self._named) > MOST_NAMED:
+            log.warning("many keys are refused; for a minute no more of them are named", keys=MOST_NAMED)
+            return
+        log.warning(
+            "a peer was refused: its key is not in the peers file",
+            key=key,
+            address=address,
+            hint="If the peer is yours, add this public key to security.peers_file and start this agent again",
+        )
+
     def _answer(self, identity: bytes, frames: list[bytes]) -> None:
         request = frames[2] if len(frames) > 2 else b""
         known: str | None = None
@@ -83,6 +111,7 @@ class Zap:
                 known = key
             else:
                 self.denied["unknown-key"] += 1
+                self._warn(key, frames[4].decode("ascii", "replace")[:64])
         else:
             self.denied["bad-request"] += 1
         # The user id is the key, not the name: a name may get another key while this connection lasts.

@@ -22,6 +22,7 @@ from hawk.errors import (
     InvalidArgument,
     LeaseExpired,
     TransportError,
+    UnknownRequest,
 )
 from hawk.jobs.dialogue import Dialogue
 from hawk.jobs.receive import Receiver
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from hawk.jobs.caches import CacheBook, CacheEntry
     from hawk.jobs.links import Links
-    from hawk.jobs.peers import Peers
+    from hawk.jobs.peers import Peers, PeerSession
     from hawk.jobs.planner import Planner
     from hawk.observe.metrics import Metrics
     from hawk.transports.base import Link, Transport
@@ -71,13 +72,17 @@ class FetchContext:
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """What one fetch is asked to do; `blocks` counts from token 0, tokens 0 means all from `first` on."""
+    """What one fetch is asked to do; `blocks` counts from token 0, tokens 0 means all from `first` on.
+
+    generation  the run of the prefill agent that made the ticket, or empty where there is none
+    """
 
     job: str
     request: str
     claim: str
     source: str
     address: str
+    generation: str
     cache: CacheEntry
     blocks: NDArray[np.int64]
     first: int
@@ -88,7 +93,10 @@ class FetchRequest:
 
 @dataclass
 class FetchResult:
-    """What a ready fetch brought: counts in tokens and bytes, seconds per phase, bytes per channel."""
+    """What a ready fetch brought: counts in tokens and bytes, seconds per phase, bytes per channel.
+
+    attempt     the job id on the wire, by which the prefill side knows the latest attempt
+    """
 
     first: int = 0
     tokens: int = 0
@@ -96,6 +104,7 @@ class FetchResult:
     note: bytes = b""
     transport: str = ""
     mode: str = ""
+    attempt: str = ""
     phases: dict[str, float] = field(default_factory=dict)
     channels: list[int] = field(default_factory=list)
 
@@ -206,12 +215,13 @@ class FetchJob(Stoppable):
             link = await context.links.get(session, choice.name, timeout=timeout)
             dialogue = Dialogue(session, self._lease_ran_out)
             dialogue.attach()
+            self.result.attempt = dialogue.id
             self.result.phases["connect"] = time.perf_counter() - began
             receiver = Receiver(context, request, self.result, self._arrived, dialogue.fail)
             try:
                 await receiver.reserve(context.transports[choice.name].capabilities)
                 try:
-                    await self._exchange(dialogue, receiver, link)
+                    await self._exchange(session, dialogue, receiver, link)
                 finally:
                     await receiver.stop()
             except BaseException as fault:
@@ -223,27 +233,42 @@ class FetchJob(Stoppable):
     def _arrived(self) -> None:
         self._on_progress(self.state, self.result.nbytes, self._total)
 
-    async def _exchange(self, dialogue: Dialogue, receiver: Receiver, link: Link) -> None:
+    async def _exchange(
+        self, session: PeerSession, dialogue: Dialogue, receiver: Receiver, link: Link
+    ) -> None:
         """Algorithm 1 from D's side: ask, read what is prepared, flush, release."""
         request, phases = self.request, self.result.phases
         began = time.perf_counter()
         self._move_to(State.REQUESTED)
-        accepted = await dialogue.ask(
-            Fetch(
-                job=dialogue.id,
-                request=request.request,
-                claim=request.claim,
-                target=request.cache.descr,
-                blocks=pack_blocks(request.blocks),
-                first=request.first,
-                tokens=request.tokens,
-                transport=self.result.transport,
-                chunk=receiver.chunk_limit,
-                credit=self.context.credit,
-                deadline=request.timeout,
-                wait=request.wait,
-            )
+        asked = Fetch(
+            job=dialogue.id,
+            request=request.request,
+            claim=request.claim,
+            target=request.cache.descr,
+            blocks=pack_blocks(request.blocks),
+            first=request.first,
+            tokens=request.tokens,
+            transport=self.result.transport,
+            chunk=receiver.chunk_limit,
+            credit=self.context.credit,
+            deadline=request.timeout,
+            # An offer that has a ticket is there already, or never will be again.
+            wait=request.wait and not request.generation,
         )
+        try:
+            accepted = await dialogue.ask(asked)
+        except UnknownRequest as fault:
+            # Only now: the session may not have known yet, when it was asked, that its peer is another process.
+            now = f"{session.generation:016x}"
+            if request.generation in ("", now):
+                raise
+            raise UnknownRequest(
+                f"the agent {session.name} was restarted since the ticket was made, and its offers are gone",
+                field="ticket",
+                got=f"generation {request.generation}",
+                expected=now,
+                hint="Offer the request again",
+            ) from fault
         phases["accept"] = time.perf_counter() - began
         self.result.note = accepted.note
         receiver.begin(accepted)

@@ -85,6 +85,11 @@ class PeerSession:
         """`connecting`, `up`, `lost` or `closed`."""
         return self.channel.state.value
 
+    @property
+    def generation(self) -> int:
+        """The run of the peer that was heard last; 0 before the first."""
+        return self.channel.peer_generation
+
     async def ready(self, timeout: float) -> None:
         """Waits until the peer has introduced itself; raises `PeerUnreachable` or `VersionMismatch`."""
         until = asyncio.get_running_loop().time() + timeout

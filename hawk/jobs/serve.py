@@ -364,6 +364,8 @@ class ServeJob(Stoppable):
             self.offer.leaving = True
         cleanup = asyncio.get_running_loop().create_task(self._clean_up(error))
         await settle(cleanup)
+        if (fault := cleanup.exception()) is not None:
+            log.error("a serve could not end cleanly", job=self.fetch.job, exc_info=fault)
 
     async def _clean_up(self, error: HawkError | None) -> None:
         context, fetch = self.context, self.fetch

@@ -162,7 +162,7 @@ class Serving:
             self.context.metrics.job(
                 "released" if error is None else error.code, "serve", job.fetch.transport
             )
-            log.info(
+            (log.info if error is None else log.warning)(
                 "serve ended",
                 request=job.fetch.request,
                 job=job.fetch.job,

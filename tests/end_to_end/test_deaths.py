@@ -85,8 +85,9 @@ async def test_the_prefill_agent_is_killed_and_comes_back(site: Site, transport:
         again = start_prefill(site, transport, control=prefill.control)
         assert again.control == prefill.control
         async with hawk.connect(again.local) as hp:
-            with pytest.raises(UnknownRequest):
-                await hd.fetch(offer.ticket, into=device, blocks=[5, 6, 7, 8], timeout="20s")
+            for wait in (False, True):
+                with pytest.raises(UnknownRequest, match="restarted since the ticket was made"):
+                    await hd.fetch(offer.ticket, into=device, blocks=[5, 6, 7, 8], timeout="20s", wait=wait)
             source, cache = await register(hp)
             await good(hp, hd, source, cache, device)
         await back_to(before, hd)

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ from hawk.control.frames import Codec, Header
 from hawk.control.keys import KeyPair
 from hawk.control.link import Beat, Channel, Peer, Server
 from hawk.control.sockets import Limits, Sockets
-from hawk.control.zap import ZAP_ADDRESS
+from hawk.control.zap import MOST_NAMED, ZAP_ADDRESS
 from hawk.errors import AccessDenied, ConfigError, HawkError, PeerLost, PeerUnreachable
 
 MakeSockets = Callable[..., Sockets]
@@ -94,6 +96,41 @@ async def test_an_authorised_peer_is_known_by_its_name(make_sockets: MakeSockets
     assert house.sockets.zap is not None
     assert house.sockets.zap.admitted == 1
     assert not house.sockets.zap.denied
+    house.close()
+
+
+def _refused(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "hawk.control.zap"]
+
+
+async def test_a_refused_key_is_named_once_and_only_so_many_are(
+    make_sockets: MakeSockets,
+    new_key: NewKey,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House(make_sockets, new_key)
+    zap, key = house.sockets.zap, new_key("p0")
+    assert zap is not None
+    now = 100.0
+    monkeypatch.setattr("hawk.control.zap.time", SimpleNamespace(monotonic=lambda: now))
+    with caplog.at_level(logging.WARNING, "hawk.control.zap"):
+        channel = house.channel(key)
+        with pytest.raises(PeerUnreachable):
+            await channel.up(0.5)
+        for _ in range(3):
+            zap._warn(key.public, "127.0.0.1")
+        (said,) = _refused(caplog)
+        assert key.public in said
+        assert "security.peers_file" in said
+        for number in range(MOST_NAMED + 9):
+            zap._warn(f"key {number}", "127.0.0.1")
+        said = _refused(caplog)
+        assert len(said) == MOST_NAMED + 1
+        assert said[-1].startswith("many keys")
+        now += 61.0
+        zap._warn(key.public, "127.0.0.1")
+        assert key.public in _refused(caplog)[-1]
     house.close()
 
 

@@ -285,7 +285,15 @@ class Rig:
         self.offers.add(entry, ttl)
         return entry
 
-    def fetch(self, claim: str, *, timeout: float = 10.0, wait: bool = False, request: str = "r") -> FetchJob:
+    def fetch(
+        self,
+        claim: str,
+        *,
+        timeout: float = 10.0,
+        wait: bool = False,
+        request: str = "r",
+        generation: str = "",
+    ) -> FetchJob:
         return FetchJob(
             self.context,
             FetchRequest(
@@ -294,6 +302,7 @@ class Rig:
                 claim=claim,
                 source="p0",
                 address="",
+                generation=generation,
                 cache=self.target,
                 blocks=np.array([3, 1]),
                 first=0,
