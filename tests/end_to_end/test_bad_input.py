@@ -116,58 +116,6 @@ async def test_blocks_of_the_target_that_cannot_be(s: Scene, blocks: list[int], 
     assert error.field == field
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("note", None), ("consumer", None), ("ttl", "1000000000h"), ("layers_ready", "all")],
-)
-async def test_what_an_offer_cannot_say(s: Scene, field: str, value: object) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        await s.offer(**{field: value})
-    assert caught.value.field == field
-    assert caught.value.got == repr(value)
-    assert caught.value.expected
-
-
-@pytest.mark.parametrize("request_name", [None, 5])
-async def test_what_is_no_request(s: Scene, request_name: object) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        await s.hp.offer(request_name, s.cache, [1], tokens=4)
-    assert (caught.value.field, caught.value.got) == ("request", repr(request_name))
-    with pytest.raises(InvalidArgument):
-        s.hd.fetch(request=request_name, source="p0", into=s.device, blocks=[1])
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "error"),
-    [
-        ("into", None, InvalidArgument),
-        ("source", None, InvalidArgument),
-        ("timeout", "1000000000h", InvalidArgument),
-        ("wait", "yes", InvalidArgument),
-        ("ticket", "hawk1." + "x" * 2043, BadFrame),
-        ("ticket", 5, InvalidArgument),
-    ],
-)
-async def test_what_a_fetch_cannot_say(s: Scene, field: str, value: object, error: type[HawkError]) -> None:
-    good = {"ticket": "hawk1.x", "into": s.device, "blocks": [1]}
-    with pytest.raises(error) as caught:
-        s.hd.fetch(**{**good, field: value})
-    assert caught.value.field == field
-    assert caught.value.expected
-
-
-async def test_what_is_no_cache_and_no_spec(s: Scene) -> None:
-    for call, field in (
-        (s.hp.register(None), "cache"),
-        (s.hd.allocate(None, memory="npu0"), "spec"),
-        (s.hd.allocate(s.spec, memory=None), "memory"),
-        (s.hp.offer("r", None, [1], tokens=1), "cache"),
-    ):
-        with pytest.raises(InvalidArgument) as caught:
-            await call
-        assert caught.value.field == field
-
-
 @pytest.mark.parametrize("blocks", [[], [-1], [1.5], [[1, 2]], [2**40]])
 async def test_what_is_no_block_table(s: Scene, blocks: list[object]) -> None:
     offer = await s.offer()
