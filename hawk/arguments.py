@@ -42,7 +42,14 @@ def block_table(blocks: ArrayLike, field: str = "blocks") -> bytes:
             got=shown(blocks),
             expected="block numbers, one after the other",
         ) from error
-    if table.ndim != 1 or table.size == 0 or table.dtype.kind not in "iu":
+    if table.size == 0:
+        raise InvalidArgument(
+            "the block table is empty",
+            field=field,
+            got=shown(blocks),
+            expected="the number of a block at least",
+        )
+    if table.ndim != 1 or table.dtype.kind not in "iu":
         raise InvalidArgument(
             "a block table is a flat, non-empty list of integers",
             field=field,

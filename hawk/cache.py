@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.layouts import CompiledLayout
+    from hawk.layouts.compiled import CodecInfo
 
     U8 = NDArray[np.uint8]
 
@@ -205,7 +206,13 @@ class KVCache:
 
     @classmethod
     def from_numpy(cls, arrays: Sequence[NDArray[Any]], spec: CacheSpec) -> KVCache:
-        """Over arrays that exist, one per buffer of the layout, C-contiguous, of any dtype."""
+        """Over arrays that exist, one per buffer of the layout, C-contiguous, without a copy.
+
+        Their elements are bytes (`uint8`, `int8`), integers or void as wide as the codec's elements (`uint16` for
+        bf16), or the codec's own type (`float16` for fp16); buffers of scales are taken as they are.  Raises
+        `InvalidArgument` naming the array.
+        """
+        compiled = instance(spec, CacheSpec, "spec", "a CacheSpec").compile()
         buffers: list[U8] = []
         for i, array in enumerate(instance(arrays, Iterable, "arrays", "numpy arrays, one per buffer")):  # type: ignore[type-abstract]
             instance(array, np.ndarray, f"arrays[{i}]", "a numpy array")
@@ -217,6 +224,8 @@ class KVCache:
                 raise InvalidArgument(
                     "a buffer must be C-contiguous", field=f"arrays[{i}]", got=f"strides {array.strides}"
                 )
+            if i < compiled.buffer_count:
+                _check_dtype(array.dtype, compiled.codec, f"arrays[{i}].dtype")
             buffers.append(array.reshape(-1).view(np.uint8))
         return cls(spec, buffers)
 
@@ -275,6 +284,34 @@ class KVCache:
         if self._owned is not None:
             self._owned.close()
             self._owned = None
+
+
+_NUMPY_CODECS = {
+    "float16": "fp16",
+    "float32": "fp32",
+    "bfloat16": "bf16",  # this and the next two are ml_dtypes', which numpy counts as void
+    "float8_e4m3fn": "fp8_e4m3fn",
+    "float8_e5m2": "fp8_e5m2",
+}
+
+
+def _check_dtype(dtype: np.dtype[Any], codec: CodecInfo, field: str) -> None:
+    """Raises `InvalidArgument` for elements that cannot be the codec's: their bytes would be read as other numbers."""
+    width = codec.bits // 8 if codec.group == 1 else 1
+    if dtype.name in _NUMPY_CODECS:
+        if _NUMPY_CODECS[dtype.name] == codec.name:
+            return
+    elif dtype.kind in "uiV" and dtype.itemsize in (1, width):
+        return
+    own = [name for name, named in _NUMPY_CODECS.items() if named == codec.name]
+    raw = ["uint8", "int8"] if width == 1 else [f"uint{8 * width}", f"int{8 * width}", "uint8"]
+    raise InvalidArgument(
+        f"the spec stores its elements as {codec.name}",
+        field=field,
+        got=dtype,
+        expected=" or ".join([*own, *raw]),
+        hint="Convert the values, or give the spec the codec that they are in",
+    )
 
 
 _TORCH_CODECS = {

@@ -12,6 +12,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+def _shown(value: object) -> str:
+    """The value as text; a float without the digits that only its binary form has (5.6000000000000005)."""
+    if isinstance(value, float):
+        return str(float(f"{value:.9g}"))
+    return str(value)
+
+
 class HawkError(Exception):
     """Base of all errors that HAWK raises.
 
@@ -34,10 +41,10 @@ class HawkError(Exception):
     ) -> None:
         self.message = message
         self.field = field
-        self.got = None if got is None else str(got)
-        self.expected = None if expected is None else str(expected)
+        self.got = None if got is None else _shown(got)
+        self.expected = None if expected is None else _shown(expected)
         self.hint = hint
-        self.facts: dict[str, str] = {k: str(v) for k, v in facts.items() if v is not None}
+        self.facts: dict[str, str] = {k: _shown(v) for k, v in facts.items() if v is not None}
         super().__init__(self._text())
 
     def _text(self) -> str:

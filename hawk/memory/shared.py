@@ -24,6 +24,7 @@ import numpy as np
 from hawk.errors import BadFrame, HawkMemoryError, InvalidArgument, OutOfMemory, RegistrationFailed
 from hawk.memory.available import available_memory
 from hawk.memory.region import Region
+from hawk.units import approximate_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -246,7 +247,7 @@ def require_memory(nbytes: int, name: str) -> None:
 
 def _out_of_memory(nbytes: int, name: str, why: str) -> OutOfMemory:
     return OutOfMemory(
-        f"cannot allocate shared memory: {why}",
+        f"cannot allocate {approximate_size(nbytes)} of shared memory: {why}",
         field=name,
         asked=nbytes,
         available=available_memory(),
