@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hawk.config_read import Leaf, Reader, Tree, nearest, overlay_environment, read_file
+from hawk.config_files import Leaf, Tree, overlay_environment, read_file
+from hawk.config_read import Reader, nearest
 from hawk.config_schema import (
     SECTIONS,
     AgentConfig,
@@ -76,6 +77,8 @@ def load_config(
     tree = {} if file is None else read_file(file, reader.problems)
     if reader.problems:  # of a file that was not read, nothing else can be told
         raise _failed(reader.problems, file)
+    if reader.problems:  # a file that cannot be read says nothing about what is in it
+        raise ConfigError(f"1 problem in the configuration from {file}", problems=tuple(reader.problems))
     overlay_environment(tree, env, reader.problems)
     config = _build(tree, reader, file, env)
     problems = [*reader.problems, *_across(config, reader)]

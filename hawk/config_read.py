@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import re
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -17,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from hawk.config_files import Leaf, Tree
 from hawk.errors import HawkError, InvalidArgument
 from hawk.units import DURATION_EXPECTED, SIZE_EXPECTED, parse_duration, parse_size
 
 T = TypeVar("T")
 Check = Callable[[Any], str | None]
 """Says what would have been right about a converted value, or None if it is."""
-
-ENV_PREFIX = "HAWK_"
 
 
 def option(
@@ -33,6 +30,7 @@ def option(
     *,
     check: Check | None = None,
     minimum: float | None = None,
+    maximum: float | None = None,
     secret: bool = False,
     shown_default: str | None = None,
 ) -> Any:
@@ -45,23 +43,11 @@ def option(
         "help": help,
         "check": check,
         "minimum": minimum,
+        "maximum": maximum,
         "secret": secret,
         "shown_default": shown_default,
     }
     return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A value as it came, and from where: `"node.toml:7"`, or an environment variable's name."""
-
-    value: object
-    source: str
-    from_env: bool = False
-
-
-Tree = dict[str, Any]
-"""Tables by key; every end is a `Leaf`."""
 
 
 class BadValue(Exception):
@@ -70,91 +56,6 @@ class BadValue(Exception):
     def __init__(self, expected: str) -> None:
         self.expected = expected
         super().__init__(expected)
-
-
-# -- where values come from ------------------------------------------------------------------------------
-
-_HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?")
-_KEY = re.compile(
-    r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
-)
-_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
-
-
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
-
-
-def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line on which each key stands.  A guide for messages: odd spellings are simply not found."""
-    found: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.fullmatch(line):
-            table = _parts(header.group(1))
-            found.setdefault(table, number)
-        elif key := _KEY.match(line):
-            found.setdefault((*table, *_parts(key.group(1))), number)
-    return found
-
-
-def read_file(path: Path, problems: list[str]) -> Tree:
-    """The file as a tree; a file that cannot be read or parsed is one problem, and an empty tree."""
-    try:
-        text = path.read_bytes().decode()
-        data = tomllib.loads(text)
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror or error}")
-        return {}
-    except UnicodeDecodeError as error:
-        problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
-        return {}
-    except tomllib.TOMLDecodeError as error:
-        problems.append(f"{path}: is not TOML: {error}")
-        return {}
-    lines = _lines(text)
-
-    def walk(table: Mapping[str, object], above: tuple[str, ...]) -> Tree:
-        tree: Tree = {}
-        for key, value in table.items():
-            place = (*above, key)
-            if isinstance(value, dict):
-                tree[key] = walk(value, place)
-            else:
-                line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
-                tree[key] = Leaf(value, f"{path}:{line}" if line else str(path))
-        return tree
-
-    return walk(data, ())
-
-
-def overlay_environment(tree: Tree, env: Mapping[str, str], problems: list[str]) -> None:
-    """Puts `HAWK_A__B=value` at `a.b`.  Names without a double underscore are not ours to judge."""
-    for name in sorted(env):
-        if not name.startswith(ENV_PREFIX) or "__" not in name:
-            continue
-        parts = name[len(ENV_PREFIX) :].split("__")
-        if not all(parts) or parts[0].startswith("_"):
-            problems.append(f"{name}: has an empty part; expected HAWK_TABLE__KEY")
-            continue
-        table = tree
-        for part in parts[:-1]:
-            below = table.setdefault(_same_key(table, part), {})
-            if isinstance(below, Leaf):
-                problems.append(f"{name}: {part.lower()} is a value in {below.source}, not a table")
-                break
-            table = below
-        else:
-            key = _same_key(table, parts[-1])
-            if isinstance(table.get(key), dict):
-                problems.append(f"{name}: {'.'.join(parts).lower()} is a table, not a value")
-            else:
-                table[key] = Leaf(env[name], name, from_env=True)
-
-
-def _same_key(table: Tree, part: str) -> str:
-    """The key that is there already in whatever case, for `[memory.NPU0]`; else the lower-case one."""
-    return next((key for key in table if key.lower() == part.lower()), part.lower())
 
 
 # -- how a value is understood ---------------------------------------------------------------------------
@@ -329,9 +230,31 @@ class Reader:
         try:
             return cls(**values)
         except (HawkError, ValueError, TypeError) as error:
-            if self.bad.isdisjoint(_join(path, name) for name in fields):
+            before = len(self.problems)
+            self._refused_alone(cls, values, table, path, fields)
+            if len(self.problems) == before and self.bad.isdisjoint(_join(path, name) for name in fields):
                 self._refused(error, table, path, fields)
             return typing.cast("T", None)
+
+    def _refused_alone(
+        self, cls: type[Any], values: Mapping[str, Any], table: Tree, path: str, fields: Mapping[str, Any]
+    ) -> None:
+        """Every value that the dataclass refuses by itself, beside defaults: it stops at the first it meets."""
+        needed = {
+            name: values[name]
+            for name, spec in fields.items()
+            if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        }
+        for name, value in values.items():
+            if _join(path, name) in self.bad:
+                continue
+            try:
+                cls(**{**needed, name: value})
+            except HawkError as error:
+                if (error.field or "").rpartition(".")[2] == name:
+                    self._refused(error, table, path, fields)
+            except (ValueError, TypeError):
+                continue  # names no field: told for the whole table, if nothing else is
 
     def _refused(self, error: Exception, table: Tree, path: str, fields: Mapping[str, Any]) -> None:
         """What the dataclass itself said about its values, at the field that it named if it named one."""
@@ -379,6 +302,9 @@ def _judge(value: object, metadata: Mapping[str, Any]) -> None:
     minimum = metadata.get("minimum")
     if minimum is not None and isinstance(value, int | float) and value < minimum:
         raise BadValue(f"at least {minimum}")
+    maximum = metadata.get("maximum")
+    if maximum is not None and isinstance(value, int | float) and value > maximum:
+        raise BadValue(f"at most {maximum}")
     check: Check | None = metadata.get("check")
     if check is not None and (expected := check(value)):
         raise BadValue(expected)

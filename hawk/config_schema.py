@@ -161,7 +161,9 @@ class StagingConfig:
 class RetileConfig:
     """`[retile]`: the conversion between layouts."""
 
-    threads: int = option(0, "Threads; 0 means as many as there are processors to run on.", minimum=0)
+    threads: int = option(
+        0, "Threads; 0 means as many as there are processors to run on.", minimum=0, maximum=256
+    )
     core: Literal["auto", "c", "numpy"] = option(
         "auto", "Which code does it; auto: the C core where it was built."
     )

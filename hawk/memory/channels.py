@@ -23,6 +23,31 @@ if TYPE_CHECKING:
 MOVE_PIECE = 32 << 20
 """Bytes that are moved between two looks at whether the move is still wanted."""
 
+MAX_CHANNELS = 4096
+MAX_ALIGNMENT = 1 << 30
+
+
+def check_options(capacity: int, channels: int, alignment: int) -> None:
+    """Raises `InvalidArgument` naming the option of a `[memory.NAME]` table that no memory can have."""
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise InvalidArgument(
+            "no number of channels", field="channels", got=channels, expected=f"1 to {MAX_CHANNELS}"
+        )
+    if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise InvalidArgument(
+            "no alignment",
+            field="alignment",
+            got=alignment,
+            expected=f"a power of two, at most {MAX_ALIGNMENT}",
+        )
+    if capacity // channels < alignment:
+        raise InvalidArgument(
+            "too little for every channel to hold anything",
+            field="capacity",
+            got=capacity,
+            expected=f"at least {channels * alignment} bytes",
+        )
+
 
 class ChannelMemory(Memory):
     """One memfd region per channel, all there and touched once the constructor returns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from hawk.memory.channels import ChannelMemory
+from hawk.memory.channels import ChannelMemory, check_options
 from hawk.units import Size
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ class HostConfig:
     capacity: Size = field(metadata={"help": "bytes of the memory"})
     alignment: int = field(default=64, metadata={"help": "every allocation starts at a multiple of this"})
     huge_pages: bool = field(default=False, metadata={"help": "hint the kernel to use huge pages"})
+
+    def __post_init__(self) -> None:
+        check_options(self.capacity, 1, self.alignment)
 
 
 class HostMemory(ChannelMemory):

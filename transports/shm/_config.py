@@ -31,9 +31,9 @@ class ShmConfig:
     connect_timeout: float = 5.0
 
     def __post_init__(self) -> None:
-        _checks.whole("shm.threads", self.threads, 1, 64)
-        _checks.whole("shm.chunk", self.chunk, 4096, 1 << 40)
-        _checks.whole("shm.piece", self.piece, 4096, 1 << 40)
-        _checks.whole("shm.max_connections", self.max_connections, 1, 65536)
+        _checks.whole("transport.shm.threads", self.threads, 1, 64)
+        _checks.whole("transport.shm.chunk", self.chunk, 4096, 1 << 40)
+        _checks.whole("transport.shm.piece", self.piece, 4096, 1 << 40)
+        _checks.whole("transport.shm.max_connections", self.max_connections, 1, 65536)
         for name in ("grace", "handshake_timeout", "connect_timeout"):
-            _checks.seconds(f"shm.{name}", getattr(self, name))
+            _checks.seconds(f"transport.shm.{name}", getattr(self, name))

@@ -118,7 +118,8 @@ class TcpTransport(Transport):
             loopback = False
         if loopback and endpoint.get("net") != _machine.network():
             return Viability(
-                False, f"the peer listens on {host} of another host; set tcp.host or tcp.advertise there"
+                False,
+                f"the peer listens on {host} of another host; set transport.tcp.host or transport.tcp.advertise there",
             )
         return Viability(True)
 

@@ -40,20 +40,20 @@ class TcpConfig:
     stall_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        _checks.whole("tcp.port", self.port, 0, 65535)
-        _checks.whole("tcp.streams", self.streams, 1, 64)
-        _checks.whole("tcp.socket_buffer", self.socket_buffer, 4096, 1 << 30)
-        _checks.whole("tcp.chunk", self.chunk, 4096, 1 << 30)
-        _checks.whole("tcp.piece", self.piece, 4096, 1 << 40)
-        _checks.whole("tcp.max_connections", self.max_connections, 1, 65536)
-        _checks.whole("tcp.max_strangers", self.max_strangers, 1, 65536)
+        _checks.whole("transport.tcp.port", self.port, 0, 65535)
+        _checks.whole("transport.tcp.streams", self.streams, 1, 64)
+        _checks.whole("transport.tcp.socket_buffer", self.socket_buffer, 4096, 1 << 30)
+        _checks.whole("transport.tcp.chunk", self.chunk, 4096, 1 << 30)
+        _checks.whole("transport.tcp.piece", self.piece, 4096, 1 << 40)
+        _checks.whole("transport.tcp.max_connections", self.max_connections, 1, 65536)
+        _checks.whole("transport.tcp.max_strangers", self.max_strangers, 1, 65536)
         for name in ("handshake_timeout", "connect_timeout", "stall_timeout"):
-            _checks.seconds(f"tcp.{name}", getattr(self, name))
+            _checks.seconds(f"transport.tcp.{name}", getattr(self, name))
         if not self.host:
-            raise InvalidArgument("empty", field="tcp.host", expected="an address to listen on")
+            raise InvalidArgument("empty", field="transport.tcp.host", expected="an address to listen on")
         if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
             raise InvalidArgument(
                 "peers need an address to connect to",
-                field="tcp.advertise",
-                expected=f"a host name or address of this machine, since tcp.host is {self.host}",
+                field="transport.tcp.advertise",
+                expected=f"a host name or address of this machine, since transport.tcp.host is {self.host}",
             )

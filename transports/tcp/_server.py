@@ -81,7 +81,7 @@ class Server:
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             raise TransportError(
                 "the port is in use" if in_use else "cannot listen",
-                field="tcp.port" if in_use else "tcp.host",
+                field="transport.tcp.port" if in_use else "tcp.host",
                 got=f"{host}:{port}" if in_use else error,
                 address=f"{host}:{port}",
             ) from error

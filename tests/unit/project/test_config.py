@@ -235,7 +235,7 @@ name = "x"
         ("[transport.tcp]\nport = 70000\n", "transport.tcp.port = 70000"),
         ("[memory.x]\ncapacity = 3\n", "memory.x.kind: has to be given"),
         ("[memory]\nx = 3\n", "expected a table: [memory.x]"),
-        ("[memory.'a b']\nkind = 'host'\ncapacity = 1\n", "is no name"),
+        ("[memory.'a b']\nkind = 'host'\ncapacity = 4096\n", "is no name"),
         ("[peers]\np0 = 7\n", "expected text in quotes"),
         ("[peers.p0]\naddress = 'tcp://h:1'\n", "is a table; expected an address"),
         ("[agent]\nname = ''\n", "expected 1 to 64 letters"),
@@ -371,6 +371,9 @@ def test_what_a_dataclass_says_itself_is_a_problem_like_any_other() -> None:
         _guarded(capacity="1", limit="10")
     with pytest.raises(ConfigError, match=r"memory\.m: the token is not one of ours"):
         _guarded(capacity="1", token="wrong")
-    with pytest.raises(ConfigError) as caught:  # nothing is said of values that were not used
+    with pytest.raises(ConfigError) as caught:  # one beside the other, and nothing of a stand-in
         _guarded(capacity="none", limit="10")
+    assert ["capacity" in problem for problem in caught.value.problems] == [True, False]
+    with pytest.raises(ConfigError) as caught:
+        _guarded(capacity="none", token="wrong")
     assert len(caught.value.problems) == 1
