@@ -15,9 +15,10 @@ import numpy as np
 from rich.table import Table
 
 from hawk.demo import scenario
-from hawk.errors import InternalError, InvalidArgument
+from hawk.errors import InternalError, InvalidArgument, OutOfMemory
 from hawk.layouts import codecs
 from hawk.layouts.compiled import CacheShape
+from hawk.memory.available import available_memory
 from hawk.retile import cpu, native
 from hawk.retile.build import build_program
 from hawk.retile.program import Pieces
@@ -80,15 +81,16 @@ class Result:
 def run(size_mb: int = 128, repeats: int = 5) -> Result:
     """Measure every case on every core there is, on one thread.
 
-    `size_mb` is the size of K or V in units of 2**20 bytes; four times that is allocated.
+    `size_mb` is the size of K or V in units of 2**20 bytes; up to eight times that is allocated.
 
-    Raises `InvalidArgument` for a size below one, and `InternalError` where a conversion
-    gives other bytes than the reference.
+    Raises `InvalidArgument` for a size below one, `OutOfMemory` for one that the machine has no room for, and
+    `InternalError` where a conversion gives other bytes than the reference.
     """
     if size_mb < 1 or repeats < 1:
         raise InvalidArgument(
             "nothing to measure", field="size_mb, repeats", got=f"{size_mb}, {repeats}", expected="1 or more"
         )
+    _require(8 * (size_mb << 20))
     blocks = max(MIN_BLOCKS, (size_mb << 20) // (2 * BLOCK * HEADS * DIM))
     shape = CacheShape(layers=1, heads=HEADS, dim=DIM, block_size=BLOCK, blocks=blocks, kvs=2)
     names = scenario.load(tokens=1)
@@ -108,6 +110,19 @@ def run(size_mb: int = 128, repeats: int = 5) -> Result:
     return Result(
         size_mb << 20, repeats, native.core().level() if native.available() else "none", tuple(rows)
     )
+
+
+def _require(nbytes: int) -> None:
+    """Raises `OutOfMemory` for what cannot be: numpy's own failure comes late, and on many systems as a kill."""
+    available = available_memory()
+    if nbytes > available:
+        raise OutOfMemory(
+            "too little memory to measure that size",
+            field="size_mb",
+            asked=nbytes,
+            available=available,
+            hint="Measure a smaller size",
+        )
 
 
 def render(result: Result, console: Console) -> None:

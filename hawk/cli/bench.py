@@ -72,7 +72,7 @@ def transfer(
 @bench.command()
 @click.option(
     "--channels",
-    type=click.IntRange(1, 1024),
+    type=click.IntRange(2, 1024),
     default=8,
     show_default=True,
     help="Memory channels of the device.",
@@ -93,7 +93,7 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 
 @bench.command()
 @click.option(
-    "--size-mb", type=click.IntRange(1, 1 << 20), help="Size of K or V, MiB; four times that is used."
+    "--size-mb", type=click.IntRange(1, 1 << 20), help="Size of K or V, MiB; up to eight times that is used."
 )
 @click.option("--repeats", type=click.IntRange(1, 1000), help="How often each thing is measured.")
 @_json

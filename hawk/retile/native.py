@@ -96,7 +96,8 @@ def core_name() -> Core:
     if choice not in ("auto", "c", "numpy"):
         raise InvalidArgument("no such core", field="HAWK_CORE", got=choice, expected="auto, c or numpy")
     if choice == "numpy":
-        announce("HAWK_CORE=numpy asks for it" if _forced is None else "it was asked for")
+        if _forced is None:  # whoever forced it knows
+            announce("HAWK_CORE=numpy asks for it")
         return "numpy"
     if _core is not None:
         return "c"

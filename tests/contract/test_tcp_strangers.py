@@ -265,6 +265,7 @@ async def test_a_port_in_use_is_named_at_start() -> None:
         with pytest.raises(TransportError, match=f"127.0.0.1:{port}") as caught:
             await second.start()
         assert "in use" in str(caught.value)
+        assert caught.value.field == "transport.tcp.port"
         await second.close()
 
 

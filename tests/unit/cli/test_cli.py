@@ -47,7 +47,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nothing"], ["config", "show", "--nothing"], ["bench", "transfer", "--size", "x"]]
+    "arguments",
+    [
+        ["nothing"],
+        ["config", "show", "--nothing"],
+        ["bench", "transfer", "--size", "x"],
+        ["bench", "fragmentation", "--channels", "1"],
+    ],
 )
 def test_bad_usage_is_2(arguments: list[str]) -> None:
     done = _hawk(*arguments)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hawk.bench import retile
-from hawk.errors import InternalError, InvalidArgument
+from hawk.errors import InternalError, InvalidArgument, OutOfMemory
 from hawk.retile import cpu, native
 
 
@@ -36,3 +36,23 @@ def test_wrong_bytes_are_no_result(monkeypatch):
         retile.run(1, 1)
     with pytest.raises(InvalidArgument):
         retile.run(0)
+
+
+def test_a_size_without_room_is_refused_before_anything_is_touched(monkeypatch):
+    monkeypatch.setattr(retile, "available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(retile, "_aligned", lambda nbytes: pytest.fail("allocated"))
+    with pytest.raises(OutOfMemory) as caught:
+        retile.run(1 << 20)
+    assert caught.value.field == "size_mb"
+    assert caught.value.facts == {"asked": str(8 << 40), "available": str(1 << 30)}
+
+
+def test_a_core_that_was_forced_is_not_announced(monkeypatch):
+    said = []
+    monkeypatch.setattr(native, "announce", said.append)
+    with native.using("numpy"):
+        assert native.core_name() == "numpy"
+    assert said == []
+    monkeypatch.setenv("HAWK_CORE", "numpy")
+    assert native.core_name() == "numpy"
+    assert said == ["HAWK_CORE=numpy asks for it"]
