@@ -134,6 +134,8 @@ class Agent:
 
     async def _start(self) -> None:
         config, stack = self.config, self._stack
+        stack.enter_context(_core(config.retile.core))
+        native.core_name()  # a core that HAWK_CORE asks for in vain should end the start, not every job
         keys = load_pair(config.security.key_file) if config.security.key_file else None
         known = load_peers(config.security.peers_file) if config.security.peers_file else {}
         self.sockets = Sockets(keys=keys, insecure=config.agent.insecure)
@@ -164,8 +166,6 @@ class Agent:
             self._watch(name, memory)
         self.metrics.watch_pool("arena", self._arena_states)
         await self._start_transports()
-        stack.enter_context(_core(config.retile.core))
-        native.core_name()  # a core that HAWK_CORE asks for in vain should end the start, not every job
         retiler = Retiler(config.retile.threads or len(os.sched_getaffinity(0)))
         stack.callback(retiler.close)
         self._planner = Planner()
