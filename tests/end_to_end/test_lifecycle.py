@@ -222,7 +222,8 @@ async def test_a_signal_while_memory_is_filled_ends_the_start(
     # A fifo opens when its other end does: the agent fills its arena now.
     gate = await asyncio.wait_for(loop.run_in_executor(None, fifo.open, "w"), harness.LIMIT)
     said = [json.loads(line) for line in process.log().splitlines() if line.startswith("{")]
-    assert [line["event"].split(":")[0] for line in said] == ["agent starting"]
+    # With the numpy core a word about that comes first.
+    assert said[-1]["event"].startswith("agent starting:")
     assert (said[0]["arena"], list(said[0]["memories"])) == ("16MiB", ["npu0"])
     process.send(number)
     gate.close()
