@@ -211,7 +211,7 @@ agent_main()
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_while_memory_is_filled_ends_the_start(
-    site: Site, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    site: Site, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, number: signal.Signals
 ) -> None:
     """Only what is being filled is waited for; the rest is not begun, and nothing stays."""
     fifo = site.folder / "gate"
@@ -221,10 +221,11 @@ async def test_a_signal_while_memory_is_filled_ends_the_start(
     loop = asyncio.get_running_loop()
     # A fifo opens when its other end does: the agent fills its arena now.
     gate = await asyncio.wait_for(loop.run_in_executor(None, fifo.open, "w"), harness.LIMIT)
+    request.addfinalizer(gate.close)
     said = [json.loads(line) for line in process.log().splitlines() if line.startswith("{")]
     # With the numpy core a word about that comes first.
     assert said[-1]["event"].startswith("agent starting:")
-    assert (said[0]["arena"], list(said[0]["memories"])) == ("16MiB", ["npu0"])
+    assert (said[-1]["arena"], list(said[-1]["memories"])) == ("16MiB", ["npu0"])
     process.send(number)
     gate.close()
     assert await process.ended() == 0
