@@ -14,7 +14,7 @@ from hawk.observe.log import get as get_log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hawk.config import Config, Sources
+    from hawk.config import Config
 
 log = get_log("hawk.agent")
 
@@ -43,15 +43,12 @@ async def _start(agent: Agent, stop: asyncio.Event) -> bool:
     return True
 
 
-async def run(
-    config: Config, sources: Sources | None = None, *, on_up: Callable[[Agent], None] | None = None
-) -> int:
+async def run(config: Config, *, on_up: Callable[[Agent], None] | None = None) -> int:
     """Runs an agent until SIGTERM or SIGINT, then drains it; a second signal cuts that short.
 
     A signal while it still starts ends that, as soon as the memory that is being filled is full.  `on_up(agent)`
     is called once it answers.  Returns the exit status.
     """
-    del sources
     check_config(config)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -33,7 +33,7 @@ def agent(file: Path | None, ready_fd: int | None) -> int:
     from hawk.config import load_config
     from hawk.observe.log import configure
 
-    config, sources = load_config(file)
+    config, _ = load_config(file)
     configure(config.agent.log_level, config.agent.log_format)
 
     def up(started: Agent) -> None:
@@ -43,7 +43,7 @@ def agent(file: Path | None, ready_fd: int | None) -> int:
 
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(config, sources, on_up=up))
+        return runner.run(run(config, on_up=up))
 
 
 def _raise_descriptor_limit() -> None:

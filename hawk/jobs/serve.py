@@ -217,7 +217,7 @@ class ServeJob(Stoppable):
         offer.stop_holder = self.stop
         context.caches.use(offer.cache)
         source = offer.cache.layout
-        selection = self._selection(source, target)
+        selection = self._selection(target)
         check(source, target)
         check_blocks(source, offer.blocks, selection, "offer.blocks")
         check_blocks(target, blocks, selection, "fetch.blocks")
@@ -260,7 +260,7 @@ class ServeJob(Stoppable):
         # The source has been read for the last time.
         await self._released.wait()
 
-    def _selection(self, source: CompiledLayout, target: CompiledLayout) -> Selection:
+    def _selection(self, target: CompiledLayout) -> Selection:
         assert self.offer is not None
         first, tokens = self.fetch.first, self.fetch.tokens
         last = first + tokens if tokens else self.offer.tokens
@@ -271,7 +271,6 @@ class ServeJob(Stoppable):
                 got=f"[{first}, {last})",
                 expected=f"within [0, {self.offer.tokens})",
             )
-        del source
         return Selection(layer=0, layers=target.shape.layers, token=first, tokens=last - first)
 
     async def _prepare(

@@ -100,13 +100,8 @@ def _within(layout: CompiledLayout, field: str, first: int, count: int, extent: 
         )
 
 
-def check_placement(
-    layout: CompiledLayout, placement: Placement, nbytes: Sequence[int], field: str = "placement"
-) -> None:
-    """Raises `InvalidArgument` unless every buffer lies, in every channel, inside the region it is placed in.
-
-    nbytes    size of each region that the placement may name
-    """
+def check_placement_shape(layout: CompiledLayout, placement: Placement, field: str = "placement") -> None:
+    """Raises `InvalidArgument` unless the placement has a row for every buffer and a column for every channel."""
     expected = (len(layout.buffer_bytes), layout.channels)
     for name in ("region", "offset"):
         got = getattr(placement, name).shape
@@ -118,6 +113,16 @@ def check_placement(
                 expected=f"shape {expected} (buffers, channels)",
                 layout=layout.name,
             )
+
+
+def check_placement(
+    layout: CompiledLayout, placement: Placement, nbytes: Sequence[int], field: str = "placement"
+) -> None:
+    """Raises `InvalidArgument` unless every buffer lies, in every channel, inside the region it is placed in.
+
+    nbytes    size of each region that the placement may name
+    """
+    check_placement_shape(layout, placement, field)
     unknown = (placement.region < 0) | (placement.region >= len(nbytes))
     if unknown.any():
         i, c = (int(k[0]) for k in np.nonzero(unknown))

@@ -8,6 +8,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument
 from hawk.memory.region import ByteRanges, Moves, Segments
+from hawk.plan.check import check_placement_shape
 from hawk.plan.pattern import ragged, starts
 
 if TYPE_CHECKING:
@@ -44,18 +45,7 @@ class _Rows(NamedTuple):
 
 def _buffers(target: TargetChunk, placement: Placement) -> I64:
     """Number of each plane's buffer, after checking that the placement is one of this layout."""
-    layout = target.layout
-    expected = (len(layout.buffer_bytes), layout.channels)
-    for name in ("region", "offset"):
-        got = getattr(placement, name).shape
-        if got != expected:
-            raise InvalidArgument(
-                "the placement is not one of this layout",
-                field=f"placement.{name}",
-                got=f"shape {got}",
-                expected=f"shape {expected} (buffers, channels)",
-                layout=layout.name,
-            )
+    check_placement_shape(target.layout, placement)
     return target.buffers
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hawk.errors import InvalidArgument
-from hawk.plan.check import check_source, program_part
+from hawk.plan.check import check_placement_shape, check_source, program_part
 from hawk.plan.pattern import fixed_terms, leads
 from hawk.plan.pieces import Where, bound
 from hawk.plan.scales import check_scales, parts, placements
@@ -48,13 +48,7 @@ def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, ta
             got=int(src_blocks[bad[0]]),
             expected=f"0..{src.shape.blocks - 1}",
         )
-    if placement.region.shape != (len(src.buffer_bytes), src.channels):
-        raise InvalidArgument(
-            "the placement is not one of this layout",
-            field="src_placement.region",
-            got=f"shape {placement.region.shape}",
-            expected=f"shape {(len(src.buffer_bytes), src.channels)} (buffers, channels)",
-        )
+    check_placement_shape(src, placement, "src_placement")
 
 
 class _Line(NamedTuple):
