@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAGIC = b"HAWK"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _PREFIX = struct.Struct("!4sBB")
 _HEADER = struct.Struct("!4sBBQQ")
 HEADER_BYTES = _HEADER.size

@@ -90,6 +90,11 @@ class PeerSession:
         """The run of the peer that was heard last; 0 before the first."""
         return self.channel.peer_generation
 
+    @property
+    def version(self) -> int:
+        """The protocol version that is spoken with the peer; it may change whenever the peer comes back."""
+        return self.channel.version
+
     async def ready(self, timeout: float) -> None:
         """Waits until the peer has introduced itself; raises `PeerUnreachable` or `VersionMismatch`."""
         until = asyncio.get_running_loop().time() + timeout

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import (
     Abort,
     Accepted,
@@ -95,6 +96,7 @@ class ServeJob(Stoppable):
     consumer    name of the asking agent
     credit      what all jobs of that agent may have prepared together
     send        puts a message on the way to it; never waits, never raises
+    version     the protocol version that the agent spoke when it asked
     """
 
     context: ServeContext
@@ -102,6 +104,7 @@ class ServeJob(Stoppable):
     consumer: str
     credit: Credit
     send: Callable[[PeerMessage], None]
+    version: int = PROTOCOL_VERSION
     state: State = State.WAITING
     offer: OfferEntry | None = None
     _accepted: Accepted | None = None

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import Ended, Fetch, Hello, PeerMessage, Released, Welcome
 from hawk.control.server import Server
 from hawk.errors import (
@@ -151,7 +152,9 @@ class Serving:
             self.send(identity, Ended(fetch.job, error.to_wire() if error is not None else {}))
             return
         credit = self._credits.setdefault(consumer, Credit(self._in_flight))
-        job = ServeJob(self.context, fetch, consumer, credit, lambda m: self.send(identity, m))
+        peer = self.server.peers.get(identity)
+        version = PROTOCOL_VERSION if peer is None else peer.version
+        job = ServeJob(self.context, fetch, consumer, credit, lambda m: self.send(identity, m), version)
         self._jobs[key] = job
         self._idle.clear()
         self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, job))

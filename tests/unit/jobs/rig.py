@@ -14,6 +14,7 @@ import numpy as np
 
 from hawk.agent.sessions import Session, allocate_cache
 from hawk.control.beat import BEAT
+from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import Hello, PeerMessage, Welcome
 from hawk.errors import AccessDenied, HawkError
 from hawk.jobs import serving as serving_module
@@ -133,6 +134,7 @@ class FakeSession:
     """What a fetch needs of a session with its peer."""
 
     name = "p0"
+    version = PROTOCOL_VERSION
 
     def __init__(self, out: Callable[[PeerMessage], None]) -> None:
         self.endpoints = {"tcp": ENDPOINT}
