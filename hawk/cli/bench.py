@@ -93,12 +93,18 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 
 @bench.command()
 @click.option(
-    "--size-mb", type=click.IntRange(1, 1 << 20), help="Size of K or V, MiB; up to eight times that is used."
+    "--size-mb",
+    type=click.IntRange(1, 1 << 20),
+    help="Size of K or V in bf16, MiB; up to ten times that is used.  [default: 128]",
 )
-@click.option("--repeats", type=click.IntRange(1, 1000), help="How often each thing is measured.")
+@click.option(
+    "--repeats", type=click.IntRange(1, 1000), help="How often each thing is measured.  [default: 7]"
+)
+@click.option("--pair", help="Only pairs or groups that hold this text, or match it as a pattern.")
+@click.option("--quick", is_flag=True, help="16 MiB, three times.")
 @_json
 def retile(as_json: bool, **options: Any) -> None:
-    """Conversion between layouts on one core, beside a plain copy of the same bytes."""
+    """Conversion between layouts on one core, every pair that real use has, beside a plain copy."""
     _bench("retile", as_json, **options)
 
 

@@ -190,7 +190,7 @@ def test_bench_options_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> N
             ["transfer", "--size", "10MB", "--size", "1KiB", "--transport", "shm", "--runs", "2", "--quick"],
             "transfer",
         ),
-        (["retile", "--size-mb", "4", "--repeats", "1"], "retile"),
+        (["retile", "--quick", "--size-mb", "4", "--repeats", "1", "--pair", "nhd > tiles"], "retile"),
     ):
         monkeypatch.setattr(f"hawk.bench.{module}.run", run)
         monkeypatch.setattr(f"hawk.bench.{module}.render", lambda *_: None)
@@ -200,7 +200,7 @@ def test_bench_options_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [
         {},
         {"sizes": (10**7, 1024), "transports": ("shm",), "runs": 2, "quick": True},
-        {"size_mb": 4, "repeats": 1},
+        {"size_mb": 4, "repeats": 1, "pair": "nhd > tiles", "quick": True},
     ]
 
 
