@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from hawk.control.messages import pack_blocks
+from hawk.control.messages import MOST_CONSUMERS, pack_blocks
 from hawk.errors import BadFrame, HawkError, InvalidArgument
 from hawk.units import parse_duration
 
@@ -107,6 +107,18 @@ def count(value: Any, field: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) < 2**48:
         raise InvalidArgument("not a count", field=field, got=shown(value), expected="an integer, 0 or more")
     return int(value)
+
+
+def consumer_names(consumers: Any) -> tuple[list[str], int]:
+    """Names of consumers and how many there are; no names where only a count was given."""
+    expected = f"1 to {MOST_CONSUMERS}, or the names of agents"
+    if isinstance(consumers, int | np.integer) and not isinstance(consumers, bool):
+        if 1 <= int(consumers) <= MOST_CONSUMERS:
+            return [], int(consumers)
+    elif isinstance(consumers, list | tuple) and 1 <= len(consumers) <= MOST_CONSUMERS:
+        names = [text(name, f"consumers[{i}]", 128, shortest=1) for i, name in enumerate(consumers)]
+        return names, len(names)
+    raise InvalidArgument("no consumers", field="consumers", got=shown(consumers), expected=expected)
 
 
 def small_note(note: Any) -> bytes:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from hawk.arguments import (
     block_table,
+    consumer_names,
     count,
     duration,
     instance,
@@ -47,6 +48,8 @@ from hawk.memory import shared
 from hawk.memory.received import map_received
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
 
     from hawk.agent import Agent
@@ -139,18 +142,23 @@ class Client(Connection):
         note: bytes = b"",
         layers_ready: int | None = None,
         consumer: str = "",
+        consumers: int | Sequence[str] = 1,
     ) -> OfferHandle:
         """Offers tokens `[0, tokens)` of a request, which lie in `blocks` (entry i: tokens from i * block_size).
 
         layers_ready    layers that are written already (all of them if None); the rest is announced with
                         `OfferHandle.layers_ready` while prefill runs
         consumer        name of the only agent that may fetch it; needed for a fetch without the ticket
+        consumers       where several fetch it (the workers of a decode group whose heads it holds): how many, or the
+                        names of their agents, each as often as it fetches
         note            up to 4096 bytes that travel with the cache, such as the first token
 
-        Until the handle's `ended` returns, HAWK may read the blocks.  Raises `AlreadyOffered`, `Busy`,
+        Each consumer claims once; the offer is consumed when all have released it.  Until the handle's `ended`
+        returns, HAWK may read the blocks.  Raises `AlreadyOffered`, `Busy`,
         `UnknownCache` or `InvalidArgument` naming the block.
         """
         instance(cache, Cache, "cache", "a cache from register or allocate").check(self)
+        names, claims = consumer_names(consumers)
         answer = await self.call(
             Offer(
                 id=0,
@@ -164,6 +172,8 @@ class Client(Connection):
                 if layers_ready is None
                 else count(layers_ready, "layers_ready"),
                 consumer=text(consumer, "consumer", 128),
+                consumers=names,
+                claims=claims,
             ),
             Offered,
         )

@@ -12,6 +12,8 @@ from hawk.plan.check import check_blocks, entries
 from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -41,7 +43,8 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         tokens=message.tokens,
         note=message.note,
         layers=message.layers,
-        consumer=message.consumer,
+        consumers=_consumers(message),
+        count=message.claims,
     )
     cache.lend(_read(entry))
     try:
@@ -83,6 +86,17 @@ def _check(message: Offer, cache: CacheEntry) -> None:
         )
 
 
+def _consumers(message: Offer) -> tuple[str, ...]:
+    if message.consumer and (message.consumers or message.claims != 1):
+        raise InvalidArgument(
+            "an offer names its consumers once",
+            field="consumer",
+            got=message.consumer,
+            expected="none beside consumers",
+        )
+    return (message.consumer,) if message.consumer else tuple(message.consumers)
+
+
 def own(agent: Agent, session: Session, request: str, claim: str) -> OfferEntry:
     """The client's open offer with that claim; raises `UnknownRequest`.
 
@@ -116,10 +130,14 @@ async def ending(agent: Agent, session: Session, call: int, request: str, claim:
     """Waits for the end of an offer, or tells how it ended if the agent remembers."""
     past = _past(agent, session, request, claim)
     if past is not None:
-        return OfferEnded(call, str(past.outcome), past.taken_by)
+        return _ended(call, past.outcome, past.taken)
     entry = own(agent, session, request, claim)
     await entry.ended.wait()
-    return OfferEnded(call, str(entry.outcome), entry.taken_by)
+    return _ended(call, entry.outcome, entry.taken)
+
+
+def _ended(call: int, outcome: Outcome | None, taken: Sequence[str]) -> OfferEnded:
+    return OfferEnded(call, str(outcome), taken[-1] if taken else "", list(taken))
 
 
 def withdraw_all(agent: Agent, cache: CacheEntry, error: HawkError) -> None:
@@ -134,4 +152,5 @@ def ended(agent: Agent, session: Session | None, entry: OfferEntry) -> None:
     agent.caches.done(entry.cache)
     if session is not None:
         session.offers.discard(entry.request)
-    log.info("offer ended", request=entry.request, outcome=str(entry.outcome), consumer=entry.taken_by)
+    taken = ", ".join(entry.taken)
+    log.info("offer ended", request=entry.request, outcome=str(entry.outcome), consumer=taken)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _REMEMBERED = 4096
 """Endings kept so that a late consumer learns why, instead of "unknown"."""
 
+_TOLD = 8
+"""Holders and takers that an error names."""
+
 
 class Outcome(enum.StrEnum):
     """How an offer ended."""
@@ -40,15 +43,31 @@ class Outcome(enum.StrEnum):
 
 
 @dataclass(eq=False)
+class Claim:
+    """One consumer's hold on an offer, for as long as its job lasts.
+
+    leaving    the job was told to end and has not yet: who comes now waits for that
+    stop       ends the job
+    """
+
+    offer: OfferEntry
+    job: str
+    consumer: str
+    leaving: bool = False
+    stop: Callable[[HawkError], None] | None = None
+
+
+@dataclass(eq=False)
 class OfferEntry:
     """One open offer.
 
-    tokens      tokens `[0, tokens)` lie in `blocks`
-    layers      layers `[0, layers)` are written; grows while prefill runs
-    consumer    name of the only agent that may claim it, or empty
-    holder      job that has claimed it, or empty
-    leaving     the holder was told to end and has not yet: who comes now waits for that
-    overdue     its time ran out while a job held it
+    tokens       tokens `[0, tokens)` lie in `blocks`
+    layers       layers `[0, layers)` of the cache are written; grows while prefill runs
+    consumers    names of the agents that may claim it, each as often as it is named; empty: whoever has the ticket
+    count        how many claims are to be released before the offer is consumed; of named consumers, all of theirs
+    claims       those that hold it now, by job
+    taken        consumers whose jobs have released it
+    overdue      its time ran out while a job held it: no new claim
     """
 
     request: str
@@ -57,17 +76,20 @@ class OfferEntry:
     tokens: int
     note: bytes
     layers: int
-    consumer: str
+    consumers: tuple[str, ...] = ()
+    count: int = 1
     claim: str = field(default_factory=lambda: secrets.token_hex(16))
-    holder: str = ""
-    leaving: bool = False
+    claims: dict[str, Claim] = field(default_factory=dict)
+    taken: list[str] = field(default_factory=list)
     outcome: Outcome | None = None
     overdue: bool = False
-    taken_by: str = ""
-    stop_holder: Callable[[HawkError], None] | None = None
     timer: asyncio.TimerHandle | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        if self.consumers:
+            self.count = len(self.consumers)
 
     def touch(self) -> None:
         """Wakes everyone who waits for a change."""
@@ -79,13 +101,23 @@ class OfferEntry:
         while self.layers < layers:
             await self.changed.wait()
 
+    def rivals(self, consumer: str) -> list[Claim]:
+        """The claims that take one of those that `consumer` could have."""
+        return [c for c in self.claims.values() if not self.consumers or c.consumer == consumer]
+
+    def free(self, consumer: str) -> bool:
+        """Whether `consumer` may claim it now."""
+        if not self.consumers:
+            return len(self.taken) + len(self.claims) < self.count
+        return self.taken.count(consumer) + len(self.rivals(consumer)) < self.consumers.count(consumer)
+
 
 @dataclass(frozen=True, slots=True)
 class PastOffer:
     """What became of an offer: how it ended, who took it, and whose it was; `claim` is that of its ticket."""
 
     outcome: Outcome
-    taken_by: str
+    taken: tuple[str, ...]
     session: bytes
     claim: str
 
@@ -146,37 +178,49 @@ class OfferBook:
         why = "it was withdrawn" if outcome is Outcome.WITHDRAWN else "no offer has that id"
         raise UnknownRequest(f"nothing to fetch: {why}", field="request", got=request)
 
-    async def claim(self, request: str, claim: str, consumer: str, job: str, *, wait: bool) -> OfferEntry:
+    async def claim(self, request: str, claim: str, consumer: str, job: str, *, wait: bool) -> Claim:
         """Gives the offer to `job`; with `wait` first waits (bounded by the caller) until it is made.
 
         An empty `claim` (fetch by name) is accepted only where the offer names `consumer`; otherwise the claim
-        must be the ticket's.
+        must be the ticket's.  Raises `AlreadyClaimed` where `consumer` has claimed all that it may.
         """
         if wait and request not in self._open and request not in self._past:
             await self._arrival(request)
         while True:
             entry = self.get(request)
             self._check_claim(entry, claim, consumer)
-            if not entry.leaving:
+            if job in entry.claims:
+                raise AlreadyClaimed("the job has claimed the offer before", field="job", got=job)
+            if entry.free(consumer):
                 break
+            rivals = entry.rivals(consumer)
+            if not any(rival.leaving for rival in rivals):
+                raise AlreadyClaimed(
+                    "no claim of the offer is left" if len(entry.taken) else "others have claimed the offer",
+                    field="request",
+                    got=request,
+                    holder=", ".join(rival.job for rival in rivals[:_TOLD]) or None,
+                    taken=", ".join(entry.taken[:_TOLD]) or None,
+                )
             # A job that was told to end still holds it for a moment.  What it leaves may be claimed anew.
             await entry.changed.wait()
-        if entry.holder:
-            raise AlreadyClaimed(
-                "another job has claimed the offer", field="request", got=request, holder=entry.holder
-            )
-        entry.holder, entry.taken_by = job, consumer
-        return entry
+        if entry.overdue:
+            raise LeaseExpired("the offer's time ran out before it was fetched", field="request", got=request)
+        made = entry.claims[job] = Claim(entry, job, consumer)
+        return made
 
     @staticmethod
     def _check_claim(entry: OfferEntry, claim: str, consumer: str) -> None:
-        if entry.consumer and entry.consumer != consumer:
+        if entry.consumers and consumer not in entry.consumers:
             raise AlreadyClaimed(
-                "the offer is for another consumer", field="request", got=consumer, expected=entry.consumer
+                "the offer is for another consumer",
+                field="request",
+                got=consumer,
+                expected=" or ".join(sorted(set(entry.consumers))[:_TOLD]),
             )
         # Compared without telling by the time it takes how much of a guess was right.
         right = secrets.compare_digest(claim.encode(), entry.claim.encode())
-        if not right and (claim or not entry.consumer):
+        if not right and (claim or not entry.consumers):
             raise UnknownRequest(
                 "the claim is not this offer's",
                 field="claim",
@@ -208,34 +252,36 @@ class OfferBook:
         entry.layers = layers
         entry.touch()
 
-    def unclaim(self, entry: OfferEntry, *, consumed: bool) -> None:
-        """The holder has ended and no longer reads the source.  Unless consumed, another job may claim the offer."""
-        entry.holder, entry.stop_holder, entry.leaving = "", None, False
+    def unclaim(self, claim: Claim, *, consumed: bool) -> None:
+        """The claim's job has ended and no longer reads the source.  Unless consumed, another may take its place."""
+        entry = claim.offer
+        del entry.claims[claim.job]
         if consumed:
-            # Also where it was withdrawn at the last moment: the consumer was told that it is ready.
+            entry.taken.append(claim.consumer)
+        if len(entry.taken) == entry.count:
+            # Also where it was withdrawn at the last moment: the consumers were told that it is ready.
             entry.outcome = Outcome.CONSUMED
-        else:
-            entry.taken_by = ""
-            if entry.outcome is None and entry.overdue:
-                entry.outcome = Outcome.EXPIRED
-        if entry.outcome is not None:
+        elif entry.outcome is None and entry.overdue and not entry.claims:
+            entry.outcome = Outcome.EXPIRED
+        if entry.outcome is not None and not entry.claims:
             self._end(entry)
         entry.touch()
 
     def end(self, entry: OfferEntry, outcome: Outcome, error: HawkError) -> None:
-        """Ends the offer: no new claim from now on; a job that holds it is stopped with `error` first."""
+        """Ends the offer: no new claim from now on; jobs that hold it are stopped with `error` first."""
         if entry.outcome is not None:
             return
         entry.outcome = outcome
-        if entry.holder:
-            if entry.stop_holder is not None:
-                entry.stop_holder(error)
+        if not entry.claims:
+            self._end(entry)
             return
-        self._end(entry)
+        for claim in list(entry.claims.values()):
+            if claim.stop is not None:
+                claim.stop(error)
 
     def _expire(self, entry: OfferEntry) -> None:
-        if entry.holder:
-            # A claimed offer lives by its job's lease and deadline; its own time only bounds how long it waits.
+        if entry.claims:
+            # A claimed offer lives by its jobs' leases and deadlines; its own time only bounds how long it waits.
             entry.overdue = True
             return
         self.end(entry, Outcome.EXPIRED, LeaseExpired("the offer's time ran out", got=entry.request))
@@ -248,7 +294,7 @@ class OfferBook:
             entry.timer.cancel()
         if entry.outcome is not None:
             self._past[entry.request] = PastOffer(
-                entry.outcome, entry.taken_by, entry.cache.session, entry.claim
+                entry.outcome, tuple(entry.taken), entry.cache.session, entry.claim
             )
             while len(self._past) > _REMEMBERED:
                 self._past.popitem(last=False)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hawk.control.messages import PeerMessage
     from hawk.jobs.caches import CacheBook
     from hawk.jobs.credit import Credit
-    from hawk.jobs.offers import OfferBook, OfferEntry
+    from hawk.jobs.offers import Claim, OfferBook, OfferEntry
     from hawk.jobs.planner import Planner
     from hawk.jobs.quarantine import Quarantine
     from hawk.layouts import CompiledLayout
@@ -106,7 +106,7 @@ class ServeJob(Stoppable):
     send: Callable[[PeerMessage], None]
     version: int = PROTOCOL_VERSION
     state: State = State.WAITING
-    offer: OfferEntry | None = None
+    claim: Claim | None = None
     _accepted: Accepted | None = None
     _held: dict[int, _Held] = field(default_factory=dict)
     _consumed: set[int] = field(default_factory=set)
@@ -123,6 +123,11 @@ class ServeJob(Stoppable):
         Stoppable.__init__(self)
 
     @property
+    def offer(self) -> OfferEntry | None:
+        """The offer that the job has claimed, for as long as it holds it."""
+        return None if self.claim is None else self.claim.offer
+
+    @property
     def answer(self) -> Released | Ended | None:
         """The last word to the consumer, once there is one."""
         return self._answer
@@ -130,8 +135,8 @@ class ServeJob(Stoppable):
     def stop(self, error: HawkError) -> None:
         """Ends the job with `error`; whoever claims its offer from now on waits until it has ended."""
         super().stop(error)
-        if self.offer is not None and self.offer.holder == self.fetch.job:
-            self.offer.leaving = True
+        if self.claim is not None:
+            self.claim.leaving = True
 
     # -- messages from the consumer ----------------------------------------------------------------------
 
@@ -213,11 +218,11 @@ class ServeJob(Stoppable):
             raise NotViable("this agent has no such transport", field="transport", got=fetch.transport)
         target = compile_descr(fetch.target)
         blocks = unpack_blocks(fetch.blocks)
-        offer = await context.offers.claim(
+        self.claim = await context.offers.claim(
             fetch.request, fetch.claim, self.consumer, fetch.job, wait=fetch.wait
         )
-        self.offer = offer
-        offer.stop_holder = self.stop
+        self.claim.stop = self.stop
+        offer = self.claim.offer
         context.caches.use(offer.cache)
         source = offer.cache.layout
         selection = self._selection(target)
@@ -362,8 +367,8 @@ class ServeJob(Stoppable):
         self.state = State.DRAINING
         if self._lease is not None:
             self._lease.end()
-        if self.offer is not None and self.offer.holder == self.fetch.job:
-            self.offer.leaving = True
+        if self.claim is not None:
+            self.claim.leaving = True
         cleanup = asyncio.get_running_loop().create_task(self._clean_up(error))
         await settle(cleanup)
         if (fault := cleanup.exception()) is not None:
@@ -375,10 +380,10 @@ class ServeJob(Stoppable):
         left = [self._return(held, on_its_word=self._told, reason=str(error)) for held in self._held.values()]
         self._held.clear()
         await asyncio.gather(*self._freeing, *left, return_exceptions=True)
-        if self.offer is not None:
-            context.caches.done(self.offer.cache)
-            context.offers.unclaim(self.offer, consumed=error is None)
-            self.offer = None  # which refers to this job, for as long as it held it
+        if self.claim is not None:
+            context.caches.done(self.claim.offer.cache)
+            context.offers.unclaim(self.claim, consumed=error is None)
+            self.claim = None  # which refers to this job, for as long as it held the offer
         self._answer = Released(fetch.job) if error is None else Ended(fetch.job, error.to_wire())
         self.state = State.RELEASED if error is None else State.FAILED
         self.send(self._answer)

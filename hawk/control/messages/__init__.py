@@ -7,6 +7,7 @@ int32 arrays as bytes; errors are the string maps of `hawk.errors`.
 
 from hawk.control.messages.common import CacheDescr, pack_blocks, unpack_blocks
 from hawk.control.messages.local import (
+    MOST_CONSUMERS,
     AbortFetch,
     Allocate,
     Allocated,
@@ -51,6 +52,7 @@ from hawk.control.messages.peer import (
 from hawk.control.messages.ticket import Ticket, decode_ticket, encode_ticket
 
 __all__ = [
+    "MOST_CONSUMERS",
     "Abort",
     "AbortFetch",
     "Accepted",

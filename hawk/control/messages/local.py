@@ -20,6 +20,11 @@ from hawk.control.messages.common import (
     Wire,
 )
 
+MOST_CONSUMERS = 4096
+"""Claims that one offer can be taken by."""
+
+Consumers = Annotated[list[Name], Meta(max_length=MOST_CONSUMERS)]
+
 
 class Attach(Struct, tag="attach", frozen=True):
     """First word of a client.  `session` is the token that its sidecar connection presented."""
@@ -107,7 +112,11 @@ class ReleaseCache(Struct, tag="release-cache", frozen=True):
 
 
 class Offer(Struct, tag="offer", frozen=True, kw_only=True):
-    """The client offers a request's blocks.  `layers` is how many layers are written already."""
+    """The client offers a request's blocks.  `layers` is how many layers are written already.
+
+    consumer, consumers    the agent or agents that may claim it, each as often as it is named
+    claims                 without such names, how many claims are to be released before it is consumed
+    """
 
     id: Count
     request: RequestId
@@ -118,6 +127,8 @@ class Offer(Struct, tag="offer", frozen=True, kw_only=True):
     note: Note
     layers: Count
     consumer: Annotated[str, Meta(max_length=128)]
+    consumers: Consumers = []
+    claims: Annotated[int, Meta(ge=1, le=MOST_CONSUMERS)] = 1
 
 
 class Offered(Struct, tag="offered", frozen=True):
@@ -153,11 +164,12 @@ class AwaitOffer(Struct, tag="await-offer", frozen=True):
 
 
 class OfferEnded(Struct, tag="offer-ended", frozen=True):
-    """How the offer ended: `consumed`, `expired` or `withdrawn`."""
+    """How the offer ended: `consumed`, `expired` or `withdrawn`; and who took it, the last one in `consumer`."""
 
     id: Count
     outcome: Name
     consumer: Annotated[str, Meta(max_length=128)]
+    consumers: Consumers = []
 
 
 class StartFetch(Struct, tag="start-fetch", frozen=True, kw_only=True):

@@ -281,9 +281,17 @@ class Rig:
         return self.transport
 
     def offer(
-        self, *, layers: int = c.LAYERS, request: str = "r", consumer: str = "", ttl: float = 60.0
+        self,
+        *,
+        layers: int = c.LAYERS,
+        request: str = "r",
+        consumers: tuple[str, ...] = (),
+        count: int = 1,
+        ttl: float = 60.0,
     ) -> OfferEntry:
-        entry = OfferEntry(request, self.source_entry, np.arange(8), TOKENS, b"note", layers, consumer)
+        entry = OfferEntry(
+            request, self.source_entry, np.arange(8), TOKENS, b"note", layers, consumers, count
+        )
         self.offers.add(entry, ttl)
         return entry
 

@@ -26,7 +26,7 @@ from hawk.errors import (
 )
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
 from hawk.jobs.credit import Credit
-from hawk.jobs.offers import OfferBook, OfferEntry, Outcome
+from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
 from hawk.plan.types import Placement
 from tests.end_to_end import caches as c
 
@@ -106,14 +106,19 @@ def test_a_cache_goes_with_its_last_user() -> None:
 
 
 def offer(
-    request: str = "r", consumer: str = "", layers: int = 3, entry: CacheEntry | None = None
+    request: str = "r",
+    *,
+    consumers: tuple[str, ...] = (),
+    count: int = 1,
+    layers: int = 3,
+    entry: CacheEntry | None = None,
 ) -> OfferEntry:
-    return OfferEntry(request, entry or cache(), np.arange(4), 64, b"", layers, consumer)
+    return OfferEntry(request, entry or cache(), np.arange(4), 64, b"", layers, consumers, count)
 
 
 async def claim(
     book: OfferBook, entry: OfferEntry, job: str = "j", who: str = "d0", wait: bool = False
-) -> OfferEntry:
+) -> Claim:
     return await book.claim(entry.request, entry.claim, who, job, wait=wait)
 
 
@@ -123,21 +128,21 @@ async def test_an_offer_is_claimed_once() -> None:
     book.add(entry, 60)
     with pytest.raises(AlreadyOffered):
         book.add(offer(), 60)
-    assert await claim(book, entry) is entry
+    held = await claim(book, entry)
+    assert held.offer is entry
     with pytest.raises(AlreadyClaimed):
         await claim(book, entry, job="k")
     with pytest.raises(AlreadyClaimed):
         await claim(book, entry)  # repeated frames never come as far as this
-    book.unclaim(entry, consumed=False)
-    assert (entry.holder, entry.taken_by, entry.outcome) == ("", "", None)
-    await claim(book, entry, job="k")
-    book.unclaim(entry, consumed=True)
+    book.unclaim(held, consumed=False)
+    assert (entry.claims, entry.taken, entry.outcome) == ({}, [], None)
+    book.unclaim(await claim(book, entry, job="k"), consumed=True)
     assert ended == [entry]
     with pytest.raises(AlreadyClaimed, match="consumed"):
         await claim(book, entry)
     past = book.past("r")
     assert past is not None
-    assert (past.outcome, past.taken_by) == (Outcome.CONSUMED, "d0")
+    assert (past.outcome, past.taken) == (Outcome.CONSUMED, ("d0",))
     book.add(offer(), 60)
     assert book.past("r") is None
 
@@ -152,21 +157,21 @@ async def test_an_offer_is_claimed_once() -> None:
     ],
 )
 async def test_claims_that_are_refused(consumer: str, who: str, right: str | None, error: type) -> None:
-    book, entry = OfferBook(4, lambda entry: None), offer(consumer=consumer)
+    book, entry = OfferBook(4, lambda entry: None), offer(consumers=(consumer,) if consumer else ())
     book.add(entry, 60)
     with pytest.raises(error):
         await book.claim("r", entry.claim if right is None else right, who, "j", wait=False)
-    assert entry.holder == ""
+    assert not entry.claims
 
 
 async def test_the_named_consumer_needs_no_ticket() -> None:
-    book, entry = OfferBook(4, lambda entry: None), offer(consumer="d0")
+    book, entry = OfferBook(4, lambda entry: None), offer(consumers=("d0",))
     book.add(entry, 60)
-    assert await book.claim("r", "", "d0", "j", wait=False) is entry
+    assert (await book.claim("r", "", "d0", "j", wait=False)).offer is entry
 
 
 async def test_early_claims_wait_and_leave_nothing_when_they_go() -> None:
-    book, entry = OfferBook(4, lambda entry: None), offer(consumer="d0")
+    book, entry = OfferBook(4, lambda entry: None), offer(consumers=("d0",))
     loop = asyncio.get_running_loop()
     first, second, third = (loop.create_task(book.claim("r", "", "d0", str(i), wait=True)) for i in range(3))
     await asyncio.sleep(0)
@@ -174,7 +179,7 @@ async def test_early_claims_wait_and_leave_nothing_when_they_go() -> None:
     await asyncio.gather(third, return_exceptions=True)
     assert len(book._waiting["r"]) == 2
     book.add(entry, 60)
-    assert await first is entry
+    assert (await first).offer is entry
     with pytest.raises(AlreadyClaimed):
         await second
     assert not book._waiting
@@ -188,19 +193,20 @@ async def test_early_claims_wait_and_leave_nothing_when_they_go() -> None:
 async def test_a_claim_waits_for_a_holder_that_is_leaving() -> None:
     book, entry = OfferBook(4, lambda entry: None), offer()
     book.add(entry, 60)
-    await claim(book, entry)
-    entry.leaving = True
+    held = await claim(book, entry)
+    held.leaving = True
     tasks = [asyncio.get_running_loop().create_task(claim(book, entry, job=str(i))) for i in range(2)]
     for _ in range(3):
         await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
-    book.unclaim(entry, consumed=False)
+    book.unclaim(held, consumed=False)
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [OfferEntry, AlreadyClaimed]
-    entry.leaving = True
+    assert [type(result) for result in results] == [Claim, AlreadyClaimed]
+    held = entry.claims["0"]
+    held.leaving = True
     late = asyncio.get_running_loop().create_task(claim(book, entry, job="late"))
     await asyncio.sleep(0)
-    book.unclaim(entry, consumed=True)
+    book.unclaim(held, consumed=True)
     with pytest.raises(AlreadyClaimed, match="consumed"):
         await late
 
@@ -210,7 +216,7 @@ async def test_times_that_run_out() -> None:
     book, idle, held = OfferBook(4, ended.append), offer("idle"), offer("held")
     book.add(idle, 0.01)
     book.add(held, 0.01)
-    await claim(book, held)
+    made = await claim(book, held)
     await asyncio.wait_for(idle.ended.wait(), 10)
     assert idle.outcome is Outcome.EXPIRED
     with pytest.raises(LeaseExpired):
@@ -218,7 +224,7 @@ async def test_times_that_run_out() -> None:
     while not held.overdue:
         await asyncio.sleep(0)
     assert held.outcome is None
-    book.unclaim(held, consumed=False)
+    book.unclaim(made, consumed=False)
     assert held.outcome is Outcome.EXPIRED
     assert len(ended) == 2
 
@@ -227,16 +233,16 @@ async def test_withdrawing_stops_the_holder_first() -> None:
     ended: list[OfferEntry] = []
     book, entry = OfferBook(4, ended.append), offer()
     book.add(entry, 60)
-    await claim(book, entry)
+    held = await claim(book, entry)
     stopped: list[object] = []
-    entry.stop_holder = stopped.append
+    held.stop = stopped.append
     book.end(entry, Outcome.WITHDRAWN, Aborted("gone"))
     book.end(entry, Outcome.EXPIRED, Aborted("again"))
     assert len(stopped) == 1
     assert not ended
     with pytest.raises(UnknownRequest, match="withdrawn"):
         book.get("r")
-    book.unclaim(entry, consumed=False)
+    book.unclaim(held, consumed=False)
     assert ended == [entry]
     assert entry.outcome is Outcome.WITHDRAWN
 

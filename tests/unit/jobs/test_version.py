@@ -59,5 +59,5 @@ async def test_a_serve_knows_what_its_consumer_speaks(version: int) -> None:
         while not made.serving.jobs:
             await asyncio.sleep(0)
         assert [serve.version for serve in made.serving._jobs.values()] == [version]
-        made.offer(consumer="d0")
+        made.offer(consumers=("d0",))
         await task
