@@ -198,7 +198,7 @@ def test_bench_options_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> N
             cli.main(["bench", *arguments])
         assert caught.value.code == 0
     assert asked == [
-        {},
+        {"quick": False},
         {"sizes": (10**7, 1024), "transports": ("shm",), "runs": 2, "quick": True},
         {"size_mb": 4, "repeats": 1, "pair": "nhd > tiles", "quick": True},
     ]
