@@ -69,6 +69,10 @@ def _observe(value: str) -> str | None:
     return None if not value or _split_tcp(f"tcp://{value}") else '"HOST:PORT", or "" for none'
 
 
+def _part(value: float) -> str | None:
+    return None if 0 < value <= 1 else "a number above 0, up to 1"
+
+
 # -- the tree ---------------------------------------------------------------------------------------------
 
 
@@ -184,6 +188,23 @@ class JobsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntegrityConfig:
+    """`[integrity]`: end-to-end checks of what a fetch brings; see docs/security.md."""
+
+    verify: Literal["off", "sample", "full"] = option(
+        "off", "How much of what this agent fetches is checked in its own memory before it is ready."
+    )
+    sample: float = option(0.05, 'The part of each chunk that verify = "sample" checks, 0 to 1.', check=_part)
+    on_mismatch: Literal["fail", "retry"] = option(
+        "fail",
+        "After wrong bytes: fail the fetch, or fetch everything once more and fail if it is wrong again.",
+    )
+    unverified: Literal["refuse", "allow"] = option(
+        "refuse", "What to do with peers that send no checks: fail the fetch, or go on without them."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration of one agent."""
 
@@ -195,6 +216,7 @@ class Config:
     staging: StagingConfig = field(default_factory=StagingConfig)
     retile: RetileConfig = field(default_factory=RetileConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
+    integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
     peers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -206,5 +228,6 @@ SECTIONS: dict[str, type[Any]] = {
     "staging": StagingConfig,
     "retile": RetileConfig,
     "jobs": JobsConfig,
+    "integrity": IntegrityConfig,
 }
 """The tables with a fixed set of keys; `memory` and `peers` are tables of names."""

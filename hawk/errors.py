@@ -287,6 +287,18 @@ class StillDraining(JobError):
     code = "still-draining"
 
 
+class VerificationFailed(JobError):
+    """What arrived is not what was sent; the facts name the chunk, the layer, the channel and the stretch of bytes."""
+
+    code = "verification-failed"
+
+
+class Unverifiable(JobError):
+    """The peer sends no checks of what it prepares, and the configuration asks for them."""
+
+    code = "unverifiable"
+
+
 class InternalError(HawkError, RuntimeError):
     """A bug in HAWK; the facts and the agent's log say where."""
 

@@ -29,6 +29,7 @@ from hawk.jobs.quarantine import Quarantine
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving
 from hawk.jobs.states import settle
+from hawk.jobs.verify import Verifier
 from hawk.memory import registry as memories
 from hawk.memory.arena import Arena
 from hawk.observe.http import ObserveServer
@@ -224,6 +225,8 @@ class Agent:
         config = self.config
         # Silence shorter than a lease costs nobody a job; a broken connection is noticed at once all the same.
         beat = Beat(interval=min(1.0, config.jobs.lease / 4), timeout=config.jobs.lease)
+        verifier = Verifier.of(config.integrity, retiler.threads)
+        self._stack.callback(verifier.close)
         self.serving = Serving(
             control,  # type: ignore[arg-type]
             self.sockets.zap,
@@ -238,6 +241,7 @@ class Agent:
                 metrics=self.metrics,
                 lease=config.jobs.lease,
                 chunk=config.jobs.chunk,
+                verifier=verifier,
             ),
             self._welcome,
             beat=beat,
@@ -274,6 +278,7 @@ class Agent:
             credit=config.jobs.in_flight_per_peer,
             staging=config.staging.size,
             mode=config.transport.mode,
+            verifier=verifier,
         )
 
     async def _start_observing(self) -> None:

@@ -23,10 +23,12 @@ from hawk.errors import (
     LeaseExpired,
     TransportError,
     UnknownRequest,
+    VerificationFailed,
 )
 from hawk.jobs.dialogue import Dialogue
 from hawk.jobs.receive import Receiver
 from hawk.jobs.states import State, Stoppable
+from hawk.jobs.verify import Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.types import Selection
@@ -68,6 +70,7 @@ class FetchContext:
     credit: int
     staging: int
     mode: str
+    verifier: Verifier = field(default_factory=Verifier)
 
 
 @dataclass(frozen=True)
@@ -188,12 +191,21 @@ class FetchJob(Stoppable):
         return blocks[first:last]
 
     async def _attempts(self) -> None:
-        """One attempt, or as many as there are agreed transports where the config says `next`."""
-        left = list(self.context.prefer)
+        """One attempt, or as many as there are agreed transports where the config says `next`.
+
+        An attempt whose bytes were wrong is made again as often as the config says.
+        """
+        left, retries = list(self.context.prefer), self.context.verifier.retries
         while True:
             try:
                 await self._attempt(left)
                 return
+            except VerificationFailed as fault:
+                if retries == 0:
+                    raise
+                retries -= 1
+                log.warning("fetching again what was wrong", job=self.request.job, reason=str(fault))
+                self.result = FetchResult()
             except TransportError as fault:
                 tried = self.result.transport
                 if self.context.on_failure != "next" or tried not in left or len(left) == 1:
@@ -254,6 +266,8 @@ class FetchJob(Stoppable):
             deadline=request.timeout,
             # An offer that has a ticket is there already, or never will be again.
             wait=request.wait and not request.generation,
+            verify=self.context.verifier.asks,
+            share=self.context.verifier.share,
         )
         try:
             accepted = await dialogue.ask(asked)

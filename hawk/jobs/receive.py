@@ -11,6 +11,7 @@ import numpy as np
 from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
 from hawk.jobs.chunks import cut
 from hawk.jobs.states import settle
+from hawk.jobs.verify import Arrivals
 from hawk.memory.base import MoveSupport
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
@@ -73,6 +74,7 @@ class Receiver:
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         self._slot_bytes = 0
         self._error: HawkError | None = None
+        self._arrivals = Arrivals(context.verifier)
         layout = request.cache.layout
         result.channels = [0] * layout.channels
         self.chunk_limit = context.chunk
@@ -149,6 +151,7 @@ class Receiver:
         everything = Chunk(layer=0, layers=layout.shape.layers, block=self._first, blocks=last - self._first)
         self.total = chunk_bytes(layout, selection, everything)
         self._result.first, self._result.tokens = accepted.first, accepted.tokens
+        self._arrivals.begin(accepted)
 
     def cover(self, prepared: Prepared) -> Chunk:
         """The part of the cache that this chunk is; raises `BadFrame` unless it is wanted and new."""
@@ -221,13 +224,14 @@ class Receiver:
             raise again
 
     async def flush(self) -> None:
-        """Makes all that was written visible to the device; after the last read of every queue."""
+        """Makes all that was written visible to the device, and checks it; after the last read of every queue."""
         began = time.perf_counter()
         memory = self._request.cache.memory
         if memory is not None:
             for ranges in self._touched:
                 await memory.flush(ranges)
         self._result.phases["flush"] = time.perf_counter() - began
+        await self._arrivals.verify(self._request.cache, self._result.phases, self._context.metrics)
 
     def _plan(self, prepared: Prepared, chunk: Chunk) -> tuple[TargetChunk, Segments | None, ByteRanges]:
         """The chunk's plan, its segments (None where it goes through staging), and the bytes it writes."""
@@ -264,6 +268,7 @@ class Receiver:
             await self._read(prepared, segments, link)
             consumed(prepared.chunk)
         self._touched.append(ranges)
+        self._arrivals.came(prepared, planned)
         result.nbytes += planned.nbytes
         result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile
         for channel, nbytes in enumerate(planned.channel_bytes.tolist()):

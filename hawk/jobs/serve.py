@@ -40,6 +40,7 @@ from hawk.jobs.caches import compile_descr
 from hawk.jobs.chunks import cut
 from hawk.jobs.dialogue import MOST_CHUNKS
 from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
+from hawk.jobs.verify import Sealer, Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
 from hawk.plan.repeat import SourcePlans, TargetPlans
@@ -78,6 +79,7 @@ class ServeContext:
     metrics: Metrics
     lease: float
     chunk: int
+    verifier: Verifier = field(default_factory=Verifier)
 
 
 @dataclass(eq=False)
@@ -115,6 +117,7 @@ class ServeJob(Stoppable):
     _released: asyncio.Event = field(default_factory=asyncio.Event)
     _freeing: set[asyncio.Task[None]] = field(default_factory=set)
     _lease: Lease | None = None
+    _sealer: Sealer = field(init=False)
     _outstanding: int = 0
     _answer: Released | Ended | None = None
     bytes_prepared: int = 0
@@ -241,6 +244,8 @@ class ServeJob(Stoppable):
             )
         self._lease = Lease(context.lease, self._lease_ran_out)
         self.state = State.PREPARING
+        into = TargetPlans(target, blocks, selection)
+        self._sealer = Sealer(context.verifier, fetch, into.plan)
         self._accepted = Accepted(
             job=fetch.job,
             first=selection.token,
@@ -249,9 +254,9 @@ class ServeJob(Stoppable):
             lease=context.lease,
             note=offer.note,
             lossy=target.codec.lossy and target.codec != source.codec,
+            verify=self._sealer.name,
         )
         self.send(self._accepted)
-        into = TargetPlans(target, blocks, selection)
         out = SourcePlans(source, offer.blocks, offer.cache.placement, target, blocks)
 
         def plan(chunk: Chunk) -> tuple[int, list[RetileStep]]:
@@ -309,6 +314,7 @@ class ServeJob(Stoppable):
         await context.retiler.run_steps(steps, [r.array for r in offer.cache.regions], view)
         took = time.perf_counter() - began
         context.metrics.phase("retile", took)
+        checks = await self._sealer.seal(number, chunk, view, context.metrics)
         held.grant = transport.grant(reserved.offset, nbytes)
         held.message = Prepared(
             job=fetch.job,
@@ -321,6 +327,7 @@ class ServeJob(Stoppable):
             nbytes=nbytes,
             key=held.grant.key,
             retile=took,
+            checks=checks,
         )
         self.bytes_prepared += nbytes
         self.send(held.message)

@@ -52,6 +52,9 @@ class Metrics:
             ["reason"],
             registry=own,
         )
+        self._mismatches = Counter(
+            "hawk_verify_mismatches", "Fetches whose bytes were not those that were sent.", registry=own
+        )
         self._lag = Histogram(
             "hawk_loop_lag_seconds", "How late the event loop ran a timer.", buckets=_LAGS, registry=own
         )
@@ -91,6 +94,10 @@ class Metrics:
     def fallback(self, reason: str) -> None:
         """A job goes on over another transport because of an error with this code."""
         self._fallbacks.labels(reason).inc()
+
+    def mismatch(self) -> None:
+        """A check failed: bytes arrived that were not sent."""
+        self._mismatches.inc()
 
     def loop_lag(self, seconds: float) -> None:
         """The event loop ran a timer `seconds` late."""

@@ -19,6 +19,8 @@ Note = Annotated[bytes, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=2**48)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400 * 7)]
 Blocks = Annotated[bytes, Meta(max_length=4 * 2**19)]
+CheckName = Annotated[str, Meta(max_length=32)]
+Checks = Annotated[bytes, Meta(max_length=8 * 2**17)]
 Wire = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=8192)]]
 Endpoints = dict[Annotated[str, Meta(max_length=64)], Wire]
 

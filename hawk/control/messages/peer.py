@@ -9,6 +9,8 @@ from msgspec import Meta, Struct
 from hawk.control.messages.common import (
     Blocks,
     CacheDescr,
+    CheckName,
+    Checks,
     Count,
     Endpoints,
     JobId,
@@ -46,6 +48,7 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     chunk, credit    largest chunk, and most bytes prepared but not yet consumed, in bytes
     deadline         seconds from arrival after which D no longer wants it
     wait             hold the request if nothing is offered yet, until the deadline
+    verify, share    the check that D wants of every chunk, and of what part of its stretches; empty: none
     """
 
     job: JobId
@@ -60,10 +63,15 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     credit: Count
     deadline: Seconds
     wait: bool = False
+    verify: CheckName = ""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
-    """P has claimed the offer for this job.  `lease` counts from when D sent what this answers."""
+    """P has claimed the offer for this job.  `lease` counts from when D sent what this answers.
+
+    verify    the check that every `Prepared` will carry; empty: none
+    """
 
     job: JobId
     first: Count
@@ -72,10 +80,14 @@ class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
     lease: Seconds
     note: Note
     lossy: bool = False
+    verify: CheckName = ""
 
 
 class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):
-    """A chunk lies in P's arena, retiled, and may be read under `key`."""
+    """A chunk lies in P's arena, retiled, and may be read under `key`.
+
+    checks    the check of each of its stretches that were asked for, 8 bytes little-endian each, in arena order
+    """
 
     job: JobId
     chunk: Count
@@ -87,6 +99,7 @@ class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):
     nbytes: Count
     key: Key
     retile: Seconds = 0.0
+    checks: Checks = b""
 
 
 class Consumed(Struct, tag="consumed", frozen=True):
