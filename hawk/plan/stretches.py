@@ -73,7 +73,7 @@ def _begins(target: TargetChunk) -> I64:
 
 
 def _cut(rows: Segments, edges: I64) -> Stretches:
-    """The rows, which ascend in the arena, cut where a stretch begins; stretches without any are left out."""
+    """The rows, sorted by `remote`, cut where a stretch begins; stretches without any are left out."""
     begin, end = rows.remote, rows.remote + rows.nbytes
     low = np.searchsorted(edges, begin, side="right") - 1
     count = np.searchsorted(edges, end, side="left") - low
