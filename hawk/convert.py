@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, Unmappable
+from hawk.errors import InvalidArgument
 from hawk.layouts import CacheShape, Layout, load
 from hawk.plan.check import check, entries
 from hawk.plan.segments import direct
@@ -206,15 +206,7 @@ def convert(
                 got=f"{room} tokens",
                 expected=f"{selection.token + selection.tokens} or more",
             )
-    try:
-        check(src, dst, selection)
-    except Unmappable as refused:
-        # Elements that are to share an exponent lie in different pages of the source: through rows they meet.
-        if refused.field != "codec.group" or src.codec.name == "fp32" or src.scale is not None:
-            raise
-        rows = load("contiguous/bhsd").compile(src.shape, codec="fp32")
-        check(rows, dst, selection)
-        return convert(convert(array, src, rows), rows, dst, selection=selection, out=out, threads=threads)
+    check(src, dst, selection)
     result = empty(dst) if out is None else out
     if not result.flags.writeable:
         raise InvalidArgument("the target must be writable", field="out", got="a read-only array")
@@ -229,13 +221,7 @@ def convert(
         planned = target_chunk(dst, dst_blocks, selection, chunk)
         arena = np.empty(planned.nbytes, np.uint8)
         for step in retile_steps(src, src_blocks, here, planned, dst_blocks):
-            cpu.run(
-                step.program,
-                step.pieces,
-                [source[at : at + src.tensors[step.tensor].channel_bytes] for at in step.src_offset],
-                [arena[at:] for at in step.dst_offset],
-                threads=threads,
-            )
+            cpu.run_step(step, [source], arena, threads=threads)
         moved = direct(planned, there, 0)
         native.copy_segments(base, moved.region, moved.local, arena.ctypes.data, moved.remote, moved.nbytes)
     return result

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from hawk.layouts import CompiledLayout
     from hawk.memory.arena import Arena, Range
     from hawk.observe.metrics import Metrics
-    from hawk.plan.types import Chunk, RetileStep
+    from hawk.plan.types import Chunk, Step
     from hawk.retile.cpu import Retiler
     from hawk.transports.base import Grant, Transport
 
@@ -259,7 +259,7 @@ class ServeJob(Stoppable):
         self.send(self._accepted)
         out = SourcePlans(source, offer.blocks, offer.cache.placement, target, blocks)
 
-        def plan(chunk: Chunk) -> tuple[int, list[RetileStep]]:
+        def plan(chunk: Chunk) -> tuple[int, list[Step]]:
             planned = into.plan(chunk)
             return planned.nbytes, out.plan(planned)
 
@@ -291,7 +291,7 @@ class ServeJob(Stoppable):
         number: int,
         chunk: Chunk,
         nbytes: int,
-        steps: list[RetileStep],
+        steps: list[Step],
         offer: OfferEntry,
         transport: Transport,
     ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument, Unmappable
 from hawk.plan.scales import check_scales, scale_selection
-from hawk.retile.build import build_programs
+from hawk.plan.ways import program_part, through_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,17 +25,6 @@ def entries(layout: CompiledLayout, selection: Selection) -> tuple[int, int]:
     """First entry of a block table that the selection touches, and one past the last."""
     size = layout.shape.block_size
     return selection.token // size, -(-(selection.token + selection.tokens) // size)
-
-
-def program_part(
-    src: CompiledLayout, dst: CompiledLayout, selection: Selection
-) -> tuple[int, int, int] | None:
-    """The heads of the selection as `build_programs` takes them: None where all of both sides move."""
-    if not selection.heads:
-        return None
-    if selection.heads == src.shape.heads == dst.shape.heads:
-        return None
-    return selection.head, selection.heads, selection.source_head
 
 
 def check(src: CompiledLayout, dst: CompiledLayout, selection: Selection | None = None) -> None:
@@ -65,8 +54,7 @@ def check(src: CompiledLayout, dst: CompiledLayout, selection: Selection | None 
     if src.scale is not None and dst.scale is not None:
         check(src.scale, dst.scale, None if selection is None else scale_selection(dst, selection))
     part = None if selection is None else program_part(src, dst, selection)
-    for kv in range(src.shape.kvs):
-        build_programs(src, dst, kv, part)
+    through_rows(src, dst, part)
 
 
 def check_selection(layout: CompiledLayout, selection: Selection, field: str = "selection") -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.plan.check import check, check_blocks, check_selection, check_source, entries, program_part
+from hawk.plan.check import check, check_blocks, check_selection, check_source, entries
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
 from hawk.plan.target import split, target_chunk
+from hawk.plan.ways import program_part, through_rows
 from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Explanation:
     placement            how the target's pages lie, in words
     lossy                why values may change, or None
     decision             of the largest chunk
+    rows                 what meets in rows on the way, as "K"; "" where programs alone bring everything over
     """
 
     selection: Selection
@@ -53,6 +55,7 @@ class Explanation:
     placement: str
     lossy: str | None
     decision: Decision
+    rows: str = ""
 
     @property
     def imbalance(self) -> float:
@@ -74,6 +77,9 @@ class Explanation:
             f"values      {self.lossy or 'every value is kept'}",
             f"mode        {self.decision.reason}",
         ]
+        if self.rows:
+            said = f"{self.rows} {'go' if ' ' in self.rows else 'goes'} through rows"
+            lines.insert(-1, f"retile      {said}: in two passes, where elements of several pages meet")
         return "\n".join(lines)
 
 
@@ -92,8 +98,11 @@ def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> st
     if a == b:
         if a.group == 1:
             return None
+        part = program_part(src, dst, selection)
+        if through_rows(src, dst, part):
+            return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
         for kv in range(src.shape.kvs):
-            for program in build_programs(src, dst, kv, program_part(src, dst, selection)):
+            for program in build_programs(src, dst, kv, part):
                 inner = program.loops[-1] if program.loops else None
                 # Encoding a decoded group gives the same values, but only if it is the same elements.
                 if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
@@ -203,4 +212,10 @@ def _explanation(
         placement=_placement(dst),
         lossy=_lossy(src, dst, selection),
         decision=decision,
+        rows=_rows(src, dst, selection),
     )
+
+
+def _rows(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> str:
+    kvs = through_rows(src, dst, program_part(src, dst, selection))
+    return " and ".join("KV"[kv] for kv in kvs) if src.shape.kvs == 2 else "all" * bool(kvs)

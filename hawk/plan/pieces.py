@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hawk.errors import InternalError
-from hawk.plan.check import program_part
 from hawk.plan.keep import kept
 from hawk.plan.pattern import pattern
 from hawk.plan.target import heads_moved, plane_runs
+from hawk.plan.ways import program_part
 from hawk.retile.build import build_programs
 from hawk.retile.program import Pieces
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from hawk.plan.scales import placements
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
+from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
-    from hawk.plan.types import Chunk, Placement, RetileStep, Selection, TargetChunk
+    from hawk.plan.types import Chunk, Placement, Selection, Step, TargetChunk
 
     I64 = NDArray[np.int64]
 
@@ -41,7 +42,7 @@ class TargetPlans:
         self._dst = dst
         self._blocks = blocks
         self._selection = selection
-        self._alike = "layer" in dst.buffers
+        self._alike = all("layer" in t.buffers for t in dst.tensors)
         self._known: dict[tuple[int, int, int], TargetChunk] = {}
 
     def quick(self, chunk: Chunk) -> bool:
@@ -73,12 +74,12 @@ class SourcePlans:
         self._src_blocks = src_blocks
         self._placement = placement
         self._dst_blocks = dst_blocks
-        self._alike = "layer" in src.buffers and "layer" in dst.buffers
+        self._alike = all("layer" in t.buffers for t in (*src.tensors, *dst.tensors))
         # By `RetileStep.tensor`: elements, and scales where there are some.
         self._tensors = list(zip(src.tensors, placements(src, placement), strict=False))
-        self._known: dict[tuple[int, int, int], tuple[int, list[RetileStep]]] = {}
+        self._known: dict[tuple[int, int, int], tuple[int, list[Step]]] = {}
 
-    def plan(self, target: TargetChunk) -> list[RetileStep]:
+    def plan(self, target: TargetChunk) -> list[Step]:
         """The steps that fill the arena of `target`."""
         chunk, shape = target.chunk, _shape(target.chunk)
         known = self._known.get(shape) if self._alike else None
@@ -90,14 +91,18 @@ class SourcePlans:
         first, steps = known
         return [self._moved(step, chunk.layer - first, target.selection) for step in steps]
 
-    def _moved(self, step: RetileStep, up: int, selection: Selection) -> RetileStep:
+    def _moved(self, step: Step, up: int, selection: Selection) -> Step:
         layer = step.layer + up
-        tensor, placement = self._tensors[step.tensor]
-        here, there = (tensor.buffer(selection.source_layer(n), step.kv) for n in (step.layer, layer))
-        lift = placement.offset[there] - placement.offset[here]
-        return replace(
-            step,
-            layer=layer,
-            src_region=tuple(placement.region[there].tolist()),
-            src_offset=tuple((a + b) for a, b in zip(step.src_offset, lift.tolist(), strict=True)),
-        )
+
+        def lifted(number: int, offset: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+            tensor, placement = self._tensors[number]
+            here, there = (tensor.buffer(selection.source_layer(n), step.kv) for n in (step.layer, layer))
+            lift = (placement.offset[there] - placement.offset[here]).tolist()
+            return tuple(placement.region[there].tolist()), tuple(
+                a + b for a, b in zip(offset, lift, strict=True)
+            )
+
+        if isinstance(step, RowsStep):
+            return replace(step, layer=layer, reads=tuple(t.lifted(lifted) for t in step.reads))
+        region, offset = lifted(step.tensor, step.src_offset)
+        return replace(step, layer=layer, src_region=region, src_offset=offset)

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hawk.errors import InvalidArgument
-from hawk.plan.check import check_placement_shape, check_source, program_part
+from hawk.plan.check import check_placement_shape, check_source
 from hawk.plan.pattern import fixed_terms, leads
 from hawk.plan.pieces import Where, bound
+from hawk.plan.rows import rows_steps
 from hawk.plan.scales import check_scales, parts, placements
 from hawk.plan.target import cut_of
 from hawk.plan.types import RetileStep
+from hawk.plan.ways import program_part, through_rows
 from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
-    from hawk.plan.types import Placement, Selection, TargetChunk
+    from hawk.plan.types import Placement, Selection, Step, TargetChunk
     from hawk.retile.program import Program
 
     I64 = NDArray[np.int64]
@@ -75,9 +77,16 @@ class _Lines(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _lines(src: CompiledLayout, dst: CompiledLayout, selection: Selection, first: int, layers: int) -> _Lines:
+def _lines(
+    src: CompiledLayout,
+    dst: CompiledLayout,
+    selection: Selection,
+    first: int,
+    layers: int,
+    kvs: tuple[int, ...],
+) -> _Lines:
     part = program_part(src, dst, selection)
-    programs = [build_programs(src, dst, kv, part) for kv in range(dst.shape.kvs)]
+    programs = {kv: build_programs(src, dst, kv, part) for kv in kvs}
     src_fixed = [fixed_terms(src, kv) for kv in range(src.shape.kvs)]
     dst_fixed = [fixed_terms(dst, kv) for kv in range(dst.shape.kvs)]
     src_layer = [selection.source_layer(layer) for layer in range(first, first + layers)]
@@ -98,6 +107,8 @@ def _lines(src: CompiledLayout, dst: CompiledLayout, selection: Selection, first
     for plane, (layer, plane_kv) in enumerate(planes):
         # Where K and V share pages, the plane of K takes the passes of both.
         for kv in both or (plane_kv,):
+            if kv not in programs:
+                continue
             src_term, dst_term = terms[kv][layer - first]
             residues = src_term % src.channels, dst_term % dst.channels
             for number, program in enumerate(programs[kv]):
@@ -117,10 +128,11 @@ def retile_steps(
     src_placement: Placement,
     target: TargetChunk,
     dst_blocks: I64,
-) -> list[RetileStep]:
-    """One step or more for every plane of the chunk, in arena order; planes that look alike share their `Pieces`.
+) -> list[Step]:
+    """One step or more for every plane of the chunk; planes that look alike share their `Pieces`.
 
-    A plane takes more than one where it holds both K and V, or parts of dim in different orders.
+    A plane takes more than one where it holds both K and V, or parts of dim in different orders.  What no program
+    brings over goes through rows.
 
     src_blocks, dst_blocks    both whole block tables, `int64[n]`; `dst_blocks` the one that made `target`
 
@@ -134,24 +146,31 @@ def retile_steps(
     _check_source(src, src_blocks, src_placement, target)
     check_source(src, target.selection)
     check_scales(src, target.layout)
-    steps: list[RetileStep] = []
+    steps: list[Step] = []
     tensors = zip(src.tensors, placements(src, src_placement), parts(target), strict=True)
     for number, (layout, placement, chunk) in enumerate(tensors):
-        steps += _tensor_steps(layout, src_blocks, placement, chunk, dst_blocks, number)
+        apart = through_rows(layout, chunk.layout, program_part(layout, chunk.layout, chunk.selection))
+        kvs = tuple(kv for kv in range(layout.shape.kvs) if kv not in apart)
+        steps += tensor_steps(layout, src_blocks, placement, chunk, dst_blocks, kvs=kvs, tensor=number)
+        if apart:
+            steps += rows_steps(tensor_steps, layout, src_blocks, placement, chunk, dst_blocks, apart)
     return steps
 
 
-def _tensor_steps(
+def tensor_steps(
     src: CompiledLayout,
     src_blocks: I64,
     src_placement: Placement,
     target: TargetChunk,
     dst_blocks: I64,
-    tensor: int,
+    *,
+    kvs: tuple[int, ...],
+    tensor: int = 0,
 ) -> list[RetileStep]:
+    """The steps of one tensor and these values of kv, each by a program of its own; unchecked."""
     dst, selection = target.layout, target.selection
     chunk = target.chunk
-    lines = _lines(src, dst, selection, chunk.layer, chunk.layers)
+    lines = _lines(src, dst, selection, chunk.layer, chunk.layers, kvs)
     src_table = src_blocks.tobytes()
     dst_table = dst_blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
     cut = cut_of(dst, selection, chunk)

@@ -289,13 +289,14 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     """
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     _check_chunk(dst, blocks, selection, chunk)
-    found = _tensor_chunk(dst, blocks, selection, chunk)
+    found = tensor_chunk(dst, blocks, selection, chunk)
     if dst.scale is None:
         return found
-    return join(found, _tensor_chunk(dst.scale, blocks, scale_selection(dst, selection), chunk))
+    return join(found, tensor_chunk(dst.scale, blocks, scale_selection(dst, selection), chunk))
 
 
-def _tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
+def tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
+    """`target_chunk` of a layout's elements alone, unchecked."""
     table = blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
     cut, heads, frame = (
         cut_of(dst, selection, chunk),

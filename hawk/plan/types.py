@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from hawk.layouts.compiled import CompiledLayout
     from hawk.retile.program import Pieces, Program
+    from hawk.retile.rows import RowsStep
 
     I64 = NDArray[np.int64]
     I32 = NDArray[np.int32]
@@ -205,6 +206,9 @@ class RetileStep:
     dst_offset: tuple[int, ...]
     tensor: int = 0
 
+
+Step: TypeAlias = "RetileStep | RowsStep"
+"""What a retiler carries out."""
 
 Mode = Literal["direct", "staged"]
 

@@ -14,6 +14,7 @@ from hawk.errors import InvalidArgument
 from hawk.retile import native, numpy_core
 from hawk.retile.build import piece_elements
 from hawk.retile.program import Pieces, Program
+from hawk.retile.rows import RowsCall, RowsStep, behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,9 +82,23 @@ def run(program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8], 
         a piece leaves its page or its channel, a codec is unknown, or a buffer is of the wrong kind; nothing
         was written then
     """
-    call = _Call(program, pieces, src, dst)
+    _spread(_Call(program, pieces, src, dst), threads)
+
+
+def run_step(step: Step | RowsStep, regions: Sequence[U8], arena: U8, *, threads: int = 1) -> None:
+    """Carry out one step of a chunk as `Retiler.run_steps` does, in this thread or spread over `threads`."""
+    _spread(_call(step, regions, arena), threads)
+
+
+def _call(step: Step | RowsStep, regions: Sequence[U8], arena: U8) -> _Call | RowsCall:
+    if isinstance(step, RowsStep):
+        return RowsCall(step, regions, arena, run)
+    return _Call.of(step, regions, arena)
+
+
+def _spread(call: _Call | RowsCall, threads: int) -> None:
     if threads <= 1:
-        call.execute(0, len(pieces))
+        call.execute(0, call.pieces_count)
         return
     work = _Work(iter([call]))
     with ThreadPoolExecutor(threads, thread_name_prefix="hawk-retile") as pool:
@@ -110,7 +125,7 @@ class Retiler:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def run_steps(self, steps: Sequence[Step], src_regions: Sequence[U8], arena: U8) -> None:
+    async def run_steps(self, steps: Sequence[Step | RowsStep], src_regions: Sequence[U8], arena: U8) -> None:
         """Carry out `steps` from the source's regions into `arena`, which begins at the chunk's first byte.
 
         Returns, raises or is cancelled only when no thread reads or writes any more: within one slice, a few
@@ -121,7 +136,7 @@ class Retiler:
         InvalidArgument
             a step names a region or an offset that is not there, or its pieces do not fit
         """
-        work = _Work(_Call.of(step, src_regions, arena) for step in steps)
+        work = _Work(_call(step, src_regions, arena) for step in steps)
         futures = [self._pool.submit(work.drain) for _ in range(self.threads)]
         waits = [asyncio.wrap_future(future) for future in futures]
         cancelled: asyncio.CancelledError | None = None
@@ -148,13 +163,13 @@ class Retiler:
 class _Work:
     """Slices of calls, handed out to whichever thread is free."""
 
-    def __init__(self, calls: Iterator[_Call]) -> None:
+    def __init__(self, calls: Iterator[_Call | RowsCall]) -> None:
         self._slices = self._cut(calls)
         self._lock = threading.Lock()
         self._stopped = False
 
     @staticmethod
-    def _cut(calls: Iterator[_Call]) -> Iterator[tuple[_Call, int, int]]:
+    def _cut(calls: Iterator[_Call | RowsCall]) -> Iterator[tuple[_Call | RowsCall, int, int]]:
         for call in calls:
             for begin in range(0, call.pieces_count, call.slice):
                 yield call, begin, min(begin + call.slice, call.pieces_count)
@@ -221,8 +236,8 @@ class _Call:
                     got=region,
                     expected=f"0..{len(regions) - 1}",
                 )
-            src.append(_behind(regions[region], offset, f"step.src_offset[{c}]"))
-        dst = [_behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
+            src.append(behind(regions[region], offset, f"step.src_offset[{c}]"))
+        dst = [behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
         return cls(step.program, step.pieces, src, dst)
 
     def execute(self, begin: int, end: int) -> None:
@@ -258,14 +273,6 @@ def _core_for(program: Program) -> native.Core:
     """The core in use, or numpy where the C core does not know a codec."""
     known = all(c.name in CODEC_NUMBERS and c.factor == 1.0 for c in (program.src_codec, program.dst_codec))
     return native.core_name() if known else "numpy"
-
-
-def _behind(array: U8, offset: int, field: str) -> U8:
-    if not 0 <= offset <= len(array):
-        raise InvalidArgument(
-            "the offset lies outside its region", field=field, got=offset, expected=f"0..{len(array)}"
-        )
-    return array[offset:]
 
 
 def _bytes(array: U8, field: str, *, writable: bool) -> U8:

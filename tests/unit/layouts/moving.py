@@ -61,9 +61,8 @@ def move(
     arena = np.full(target.nbytes, 0x5A, np.uint8)
     regions = [channel for buffer in source for channel in buffer]
     for step in retile_steps(src, blocks[0], placement(src), target, blocks[1]):
-        ins = [regions[r][o:] for r, o in zip(step.src_region, step.src_offset, strict=True)]
         with native.using(core):
-            cpu.run(step.program, step.pieces, ins, [arena[o:] for o in step.dst_offset])
+            cpu.run_step(step, regions, arena)
     out = [[np.full(size, fill, np.uint8) for _ in range(dst.channels)] for size in dst.buffer_bytes]
     flat = [channel for buffer in out for channel in buffer]
     rows = direct(target, placement(dst), 0)

@@ -14,6 +14,7 @@ from hawk.plan.source import retile_steps
 from hawk.plan.target import split, target_chunk
 from hawk.plan.types import Placement
 from hawk.retile import cpu
+from hawk.retile.rows import RowsStep
 
 AXES = ("layer", "kv", "head", "block", "slot", "dim")
 
@@ -265,6 +266,9 @@ def carry_out(source, target, selection, src_blocks, dst_blocks, *, rng, mode="d
         planned = target_chunk(target.layout, dst_blocks, selection, chunk)
         arena = rng.integers(0, 256, planned.nbytes, np.uint8)
         for step in retile_steps(source.layout, src_blocks, source.placement, planned, dst_blocks):
+            if isinstance(step, RowsStep):
+                cpu.run_step(step, source.regions, arena)
+                continue
             # The core refuses what leaves these slices, and they are the buffers and nothing more.
             taken = [
                 source.regions[r][o : o + source.layout.channel_bytes]

@@ -11,6 +11,7 @@ from hawk.plan.check import check, check_blocks, check_selection
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
 from hawk.plan.types import Chunk, Placement, Selection
+from hawk.plan.ways import through_rows
 from tests.unit.plan import support as s
 
 BASE = {"layers": 2, "heads": 2, "dim": 64, "block_size": 32, "blocks": 8, "kvs": 2}
@@ -41,11 +42,11 @@ def test_what_may_differ_is_bridged():
         check(src, load("tenstorrent/kv").compile(s.shape(**BASE), codec=codec, channels=12))
 
 
-def test_digits_without_a_common_refinement_are_named_by_axis():
+def test_digits_without_a_common_refinement_go_through_rows():
     src = s.declare("by6", "block head slot dim/6 | dim%6", buffers="layer kv").compile(s.shape(dim=12))
     dst = s.declare("by4", "block head slot dim/4 | dim%4", buffers="layer kv").compile(s.shape(dim=12))
-    with pytest.raises(Unmappable, match="dim"):
-        check(src, dst)
+    check(src, dst)
+    assert through_rows(src, dst, None) == (0, 1)
 
 
 LAYOUT = load("vllm/nhd").compile(s.shape(**BASE))
