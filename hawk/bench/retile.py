@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,14 +176,7 @@ def _measure(planned: Planned, work: Work, regions: list[U8], copy: tuple[U8, U8
 
 def _calls(work: Work, regions: Sequence[U8], arena: U8) -> list[Callable[[], None]]:
     """The steps of `work` into `arena`, each ready to be carried out."""
-
-    def call(i: int) -> Callable[[], None]:
-        step = work.steps[i]
-        src = [regions[r][o:] for r, o in zip(step.src_region, step.src_offset, strict=True)]
-        dst = [arena[o:] for o in step.dst_offset]
-        return lambda: cpu.run(step.program, step.pieces, src, dst)
-
-    return [call(i) for i in range(len(work.steps))]
+    return [partial(cpu.run_step, step, regions, arena) for step in work.steps]
 
 
 def _run(calls: list[Callable[[], None]]) -> None:

@@ -15,12 +15,13 @@ from hawk.layouts import CacheShape, Layout, codecs, load
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
 from hawk.plan.types import Chunk, Placement, Selection
+from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.layouts import CompiledLayout
-    from hawk.plan.types import RetileStep, TargetChunk
+    from hawk.plan.types import Step, TargetChunk
 
     U8 = NDArray[np.uint8]
 
@@ -48,7 +49,7 @@ class Work:
     """
 
     tensor: str
-    steps: tuple[RetileStep, ...]
+    steps: tuple[Step, ...]
     read: int
     written: int
 
@@ -156,5 +157,13 @@ class Planned:
                 part[:, :page] = sample[: len(part)]
 
 
-def _loops(steps: tuple[RetileStep, ...]) -> list[object]:
-    return [(step.program.loops, len(step.pieces)) for step in steps]
+def _loops(steps: tuple[Step, ...]) -> list[object]:
+    """What tells two tensors' work apart."""
+    found: list[object] = []
+    for step in steps:
+        if isinstance(step, RowsStep):
+            passes = [one for side in (step.reads, step.writes) for tensor in side for one in tensor.passes]
+            found.append([(one.program.loops, len(one.pieces)) for one in passes])
+        else:
+            found.append((step.program.loops, len(step.pieces)))
+    return found
