@@ -50,14 +50,14 @@ def test_what_matches():
 
 @pytest.mark.skipif(not native.available(), reason="the C core is not built")
 def test_wrong_bytes_are_no_result(monkeypatch):
-    right = cpu.run
+    right = cpu.run_step
 
-    def wrong(program, pieces, src, dst, **kw):
-        right(program, pieces, src, dst, **kw)
+    def wrong(step, regions, arena, **kw):
+        right(step, regions, arena, **kw)
         if native.core_name() == "c":
-            dst[3][0] ^= 1
+            arena[step.dst_offset[3]] ^= 1
 
-    monkeypatch.setattr(cpu, "run", wrong)
+    monkeypatch.setattr(cpu, "run_step", wrong)
     with pytest.raises(InternalError, match="a conversion is wrong"):
         retile.run(1, 1, "hnd > tiles")
     with pytest.raises(InvalidArgument):
