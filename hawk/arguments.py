@@ -109,6 +109,13 @@ def count(value: Any, field: str) -> int:
     return int(value)
 
 
+def rank(value: Any, field: str) -> int:
+    """A priority, an integer from -100 to 100."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -100 <= int(value) <= 100:
+        raise InvalidArgument("not a priority", field=field, got=shown(value), expected="-100 to 100")
+    return int(value)
+
+
 def consumer_names(consumers: Any) -> tuple[list[str], int]:
     """Names of consumers and how many there are; no names where only a count was given."""
     expected = f"1 to {MOST_CONSUMERS}, or the names of agents"

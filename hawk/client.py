@@ -21,6 +21,7 @@ from hawk.arguments import (
     count,
     duration,
     instance,
+    rank,
     request_id,
     shown,
     small_note,
@@ -191,6 +192,8 @@ class Client(Connection):
         request: str = "",
         source: str = "",
         wait: bool = False,
+        priority: int = 0,
+        ttft: float | str | None = None,
         abort_timeout: float | str = "10s",
     ) -> Fetch:
         """A fetch of a request into `blocks` (entry i: tokens from i * block_size) of a cache.
@@ -199,6 +202,9 @@ class Client(Connection):
         request, source   instead of a ticket: a request and the name of the agent that has it; the offer must
                           name this node's agent as its consumer
         wait              wait for the offer if it is not made yet, until the timeout
+        priority          -100 to 100: among the fetches of this client, the higher first
+        ttft              the time within which it should be ready, such as "300ms"; of equal priority, who has least
+                          of it left goes first.  Too late is not a failure: that is `timeout`
         abort_timeout     how long leaving the block may take until no byte can land any more
 
         Nothing happens until the returned object is awaited or entered.
@@ -218,6 +224,8 @@ class Client(Connection):
             tokens=count(tokens, "tokens"),
             timeout=duration(timeout, "timeout"),
             wait=wait,
+            priority=rank(priority, "priority"),
+            ttft=0.0 if ttft is None else duration(ttft, "ttft"),
             abort_timeout=duration(abort_timeout, "abort_timeout"),
         )
 

@@ -246,8 +246,9 @@ def _across(config: Config, reader: Reader) -> list[str]:
         clash("transport.prefer", "names a transport twice")
     if jobs.chunk > config.arena.size:
         clash("jobs.chunk", f"a chunk must fit into the arena of {config.arena.size} bytes", "arena.size")
-    if jobs.chunk > jobs.in_flight_per_peer:
-        clash("jobs.chunk", "a chunk must fit into jobs.in_flight_per_peer", "jobs.in_flight_per_peer")
+    for key in ("in_flight_per_peer", "in_flight_per_transport"):
+        if 0 < getattr(jobs, key) < jobs.chunk:
+            clash("jobs.chunk", f"a chunk must fit into jobs.{key}", f"jobs.{key}")
     return found
 
 

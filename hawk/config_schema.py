@@ -179,11 +179,25 @@ class JobsConfig:
 
     lease: Duration = option(30.0, "How long source ranges are held without progress.", minimum=0.1)
     in_flight_per_peer: Size = option(
-        256 << 20, "Bytes that one peer may have under way at a time.", minimum=4096
+        128 << 20,
+        "Bytes that one peer may have under way at a time; less than the arena, so that one that stands still leaves "
+        "room for the others.",
+        minimum=4096,
+    )
+    in_flight_per_transport: Size = option(
+        0,
+        "Bytes that all peers together may have under way over one transport; 0: all of the arena.",
+        minimum=0,
     )
     chunk: Size = option(16 << 20, "Bytes prepared and sent at a time.", minimum=4096)
     deadline: Duration = option(60.0, "How long a job may take when its client names no time.", minimum=0.1)
-    max_jobs: int = option(256, "Jobs at a time; more are told to come again.", minimum=1)
+    max_jobs: int = option(256, "Jobs at work at a time on each side; more stand in line.", minimum=1)
+    max_queued: int = option(
+        16_384, "Jobs that may stand in line on each side; more are told when to come again.", minimum=0
+    )
+    max_waiting: int = option(
+        4096, "Fetches that may wait on each side for their offer to be made, in no other's way.", minimum=0
+    )
     max_offers: int = option(1024, "Offers that wait to be fetched.", minimum=1)
 
 

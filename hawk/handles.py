@@ -191,6 +191,8 @@ class Fetch:
         tokens: int,
         timeout: float,
         wait: bool,
+        priority: int,
+        ttft: float,
         abort_timeout: float,
     ) -> None:
         self.job = secrets.token_hex(16)
@@ -208,6 +210,8 @@ class Fetch:
             tokens=tokens,
             timeout=timeout,
             wait=wait,
+            priority=priority,
+            ttft=ttft,
         )
         self._start: asyncio.Task[None] | None = None
         self._latest: Progress | None = None

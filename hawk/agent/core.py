@@ -7,9 +7,10 @@ import contextlib
 import functools
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hawk._version import __version__
+from hawk.agent.limits import Limits
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
 from hawk.control.discovery import StaticPeers
@@ -64,11 +65,7 @@ def _core(choice: str) -> AbstractContextManager[None]:
     return native.using("c" if choice == "c" else "numpy")
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-M = TypeVar("M", bound=_Closable)
+M = TypeVar("M", Arena, "Memory")
 
 
 async def _filled(make: Callable[[], M]) -> M:
@@ -223,6 +220,7 @@ class Agent:
 
     def _start_jobs(self, control: object, known: dict[str, str], secure: bool, retiler: Retiler) -> None:
         config = self.config
+        self.limits = limits = Limits.of(config, self.arena)
         # Silence shorter than a lease costs nobody a job; a broken connection is noticed at once all the same.
         beat = Beat(interval=min(1.0, config.jobs.lease / 4), timeout=config.jobs.lease)
         verifier = Verifier.of(config.integrity, retiler.threads)
@@ -231,8 +229,9 @@ class Agent:
             control,  # type: ignore[arg-type]
             self.sockets.zap,
             ServeContext(
-                arena=self.arena,
+                room=limits.room,
                 retiler=retiler,
+                retiling=limits.retiling,
                 planner=self._planner,
                 transports=self.transports,
                 offers=self.offers,
@@ -246,8 +245,7 @@ class Agent:
             self._welcome,
             beat=beat,
             generation=self.generation,
-            max_jobs=config.jobs.max_jobs,
-            in_flight=config.jobs.in_flight_per_peer,
+            admission=limits.serving,
             refuse=lambda: self.wrong_role("prefill"),
         )
         self.serving.start()
@@ -279,6 +277,7 @@ class Agent:
             staging=config.staging.size,
             mode=config.transport.mode,
             verifier=verifier,
+            reads=limits.reads,
         )
 
     async def _start_observing(self) -> None:

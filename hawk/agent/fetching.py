@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from hawk.control.messages import FetchEnded, Progress, StartFetch, decode_ticket, unpack_blocks
-from hawk.errors import Aborted, Busy, Draining, HawkError, InvalidArgument
+from hawk.errors import Aborted, Draining, HawkError, InvalidArgument
 from hawk.jobs.fetch import FetchJob, FetchRequest
 from hawk.jobs.states import State, forget_frames
 from hawk.observe.log import get as get_log
@@ -30,15 +31,13 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
         raise refused
     if agent.draining:
         raise Draining("the agent is shutting down and takes no new fetches")
-    most = agent.config.jobs.max_jobs
-    if agent.fetching >= most:
-        raise Busy(f"this agent fetches at most {most} jobs at a time", retry_after=0.2)
     request = _request(agent, session, message)
+    place = agent.limits.fetching.enter(early=request.early)
 
     def progress(state: State, done: int, total: int) -> None:
         reply(Progress(message.job, state.value, done, max(total, done)))
 
-    job = FetchJob(agent.fetch_context, request, progress)
+    job = FetchJob(agent.fetch_context, request, progress, place)
     agent.fetching += 1
     task = asyncio.get_running_loop().create_task(_run(agent, session, job, reply))
     session.fetches[message.job] = (job, task)
@@ -70,6 +69,9 @@ def _request(agent: Agent, session: Session, message: StartFetch) -> FetchReques
         tokens=tokens,
         timeout=message.timeout,
         wait=message.wait,
+        client=session.token.hex(),
+        priority=message.priority,
+        due=asyncio.get_running_loop().time() + message.ttft if message.ttft else math.inf,
     )
 
 

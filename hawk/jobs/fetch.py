@@ -1,6 +1,6 @@
 """The decode side of a job: reserve the target blocks, ask for the cache, read it chunk by chunk, make it visible.
 
-    reserving -> connecting -> requested -> receiving -> releasing -> ready | failed
+    reserving -> queued -> connecting -> requested -> receiving -> releasing -> ready | failed
 
 *Ready* means that every byte arrived, that the memory was flushed after the last of them, and that the
 prefill side confirmed at release that its lease held until then.  Every other ending is an error with a name,
@@ -10,6 +10,7 @@ and it is raised only when no byte of the job can land any more.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,7 +27,9 @@ from hawk.errors import (
     VerificationFailed,
 )
 from hawk.jobs.dialogue import Dialogue
+from hawk.jobs.reads import Reads
 from hawk.jobs.receive import Receiver
+from hawk.jobs.scheduler import Ask
 from hawk.jobs.states import State, Stoppable
 from hawk.jobs.verify import Verifier
 from hawk.observe.log import get as get_log
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from hawk.jobs.admission import Place
     from hawk.jobs.caches import CacheBook, CacheEntry
     from hawk.jobs.links import Links
     from hawk.jobs.peers import Peers, PeerSession
@@ -56,7 +60,7 @@ CONNECT_SHARE = 0.8
 
 @dataclass(frozen=True)
 class FetchContext:
-    """What all fetches of an agent share."""
+    """What all fetches of an agent share; `reads` are those that go on at a time."""
 
     peers: Peers
     links: Links
@@ -71,6 +75,7 @@ class FetchContext:
     staging: int
     mode: str
     verifier: Verifier = field(default_factory=Verifier)
+    reads: Reads = field(default_factory=Reads)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,9 @@ class FetchRequest:
     """What one fetch is asked to do; `blocks` counts from token 0, tokens 0 means all from `first` on.
 
     generation  the run of the prefill agent that made the ticket, or empty where there is none
+    client      whose share of this agent's work it counts against
+    priority    among the fetches of a client, the higher first
+    due         loop time by which it should be ready; `inf` where nobody said
     """
 
     job: str
@@ -92,6 +100,18 @@ class FetchRequest:
     tokens: int
     timeout: float
     wait: bool
+    client: str = ""
+    priority: int = 0
+    due: float = math.inf
+
+    def ask(self, nbytes: int, left: int) -> Ask:
+        """What stands for this job where it waits for others, with `left` bytes to bring."""
+        return Ask(self.client, nbytes, self.priority, self.due, left)
+
+    @property
+    def early(self) -> bool:
+        """Whether it may come before its offer.  One that has a ticket was made already, or never will be again."""
+        return self.wait and not self.generation
 
 
 @dataclass
@@ -113,10 +133,17 @@ class FetchResult:
 
 
 class FetchJob(Stoppable):
-    """One job on the decode side; `on_progress(state, bytes, total)` is called at every change."""
+    """One job on the decode side; `on_progress(state, bytes, total)` is called at every change.
+
+    place    its place among the jobs of this agent; None where they are not counted
+    """
 
     def __init__(
-        self, context: FetchContext, request: FetchRequest, on_progress: Callable[[State, int, int], None]
+        self,
+        context: FetchContext,
+        request: FetchRequest,
+        on_progress: Callable[[State, int, int], None],
+        place: Place | None = None,
     ) -> None:
         super().__init__()
         self.context = context
@@ -124,6 +151,8 @@ class FetchJob(Stoppable):
         self.state = State.RESERVING
         self.result = FetchResult()
         self._on_progress = on_progress
+        self._place = place
+        self._blocks = 0
         self._total = 0
 
     def _move_to(self, state: State) -> None:
@@ -143,7 +172,9 @@ class FetchJob(Stoppable):
         caches.use(cache)
         error: BaseException | None = None
         try:
-            cache.own(self._touched_blocks(), request.job)
+            blocks = self._touched_blocks()
+            cache.own(blocks, request.job)
+            self._blocks = len(blocks)
             async with asyncio.timeout(request.timeout):
                 await self.supervise(self._attempts())
         except TimeoutError as fault:
@@ -165,6 +196,8 @@ class FetchJob(Stoppable):
             error = InternalError(f"{type(fault).__name__}: {fault}", state=self.state.value)
             raise error from fault
         finally:
+            if self._place is not None:
+                self._place.leave()
             cache.disown(request.job)
             caches.done(cache)
             self._move_to(State.READY if error is None else State.FAILED)
@@ -195,6 +228,7 @@ class FetchJob(Stoppable):
 
         An attempt whose bytes were wrong is made again as often as the config says.
         """
+        await self._turn()
         left, retries = list(self.context.prefer), self.context.verifier.retries
         while True:
             try:
@@ -214,6 +248,21 @@ class FetchJob(Stoppable):
                 self.context.metrics.fallback(fault.code)
                 log.warning("trying the next transport", job=self.request.job, after=tried, reason=str(fault))
                 self.result = FetchResult()
+
+    async def _turn(self) -> None:
+        """Stands in line for a place to work; one that comes before its offer waits on the other side instead."""
+        if self._place is None or self.request.early:
+            return
+        if self._place.must_wait:
+            self._move_to(State.QUEUED)
+        layout = self.request.cache.layout
+        nbytes = sum(layout.buffer_bytes) * layout.channels * self._blocks // layout.shape.blocks
+        await self._place.work(self.request.ask(nbytes, nbytes))
+
+    def _ttft(self) -> float:
+        """What is left of the time within which it should be ready; 0 where nobody said, or it is over."""
+        due = self.request.due
+        return 0.0 if math.isinf(due) else max(due - asyncio.get_running_loop().time(), 0.0)
 
     async def _attempt(self, transports: list[str]) -> None:
         context, request = self.context, self.request
@@ -264,8 +313,9 @@ class FetchJob(Stoppable):
             chunk=receiver.chunk_limit,
             credit=self.context.credit,
             deadline=request.timeout,
-            # An offer that has a ticket is there already, or never will be again.
-            wait=request.wait and not request.generation,
+            wait=request.early,
+            priority=request.priority,
+            ttft=self._ttft(),
             verify=self.context.verifier.asks,
             share=self.context.verifier.share,
         )
@@ -285,6 +335,8 @@ class FetchJob(Stoppable):
             ) from fault
         phases["accept"] = time.perf_counter() - began
         self.result.note = accepted.note
+        if self._place is not None:
+            self._place.begin()
         receiver.begin(accepted)
         self._total = receiver.total
         self._move_to(State.RECEIVING)

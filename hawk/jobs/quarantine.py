@@ -29,11 +29,10 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def keep(
+    def watch(
         self, kept: Range, grant: Grant | None, transport: Transport | None, *, job: str, reason: str
     ) -> None:
-        """Takes a range out of circulation and watches for the moment it may come back."""
-        self._arena.quarantine(kept, reason)
+        """Watches a range that was put into quarantine for the moment when it may come back."""
         log.warning("range quarantined", job=job, bytes=kept.nbytes, reason=reason)
         if grant is None or transport is None:
             return

@@ -276,8 +276,11 @@ class Receiver:
         self._arrived()
 
     async def _read(self, prepared: Prepared, segments: Segments, link: Link) -> None:
-        began = time.perf_counter()
-        await link.read(prepared.key, segments, self._request.cache.regions, timeout=self._request.timeout)
+        request, nbytes = self._request, prepared.nbytes
+        ask = request.ask(nbytes, self.total - self._result.nbytes)
+        async with self._context.reads.turn(request.source, self._result.transport, ask):
+            began = time.perf_counter()
+            await link.read(prepared.key, segments, request.cache.regions, timeout=request.timeout)
         took = time.perf_counter() - began
         self._result.phases["read"] = self._result.phases.get("read", 0.0) + took
         self._context.metrics.phase("read", took)

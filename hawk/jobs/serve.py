@@ -1,14 +1,16 @@
 """The prefill side of a job: claim the offer, retile chunk by chunk, and hold each until it was read.
 
-    waiting -> preparing -> prepared -> released | failed
+    waiting -> queued -> preparing -> prepared -> released | failed
 
-Ranges of the arena belong to this job until the reader's word, or a revoke that provably shut the reader
-out.  A range of which neither can be had is quarantined and handed to the `Quarantine`.
+Where it waits for others of its kind (a place to work, room in the arena, a turn at the retiler) the order is
+`hawk.jobs.scheduler`'s.  Ranges of the arena belong to this job until the reader's word, or a revoke that provably
+shut the reader out.  A range of which neither can be had is quarantined and handed to the `Quarantine`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,38 +41,44 @@ from hawk.errors import (
 from hawk.jobs.caches import compile_descr
 from hawk.jobs.chunks import cut
 from hawk.jobs.dialogue import MOST_CHUNKS
+from hawk.jobs.room import RoomAsk
+from hawk.jobs.scheduler import Ask
+from hawk.jobs.shelf import Shelf
 from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
 from hawk.jobs.verify import Sealer, Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
 from hawk.plan.repeat import SourcePlans, TargetPlans
-from hawk.plan.types import Selection
+from hawk.plan.target import chunk_bytes
+from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hawk.control.messages import PeerMessage
+    from hawk.jobs.admission import Place
     from hawk.jobs.caches import CacheBook
-    from hawk.jobs.credit import Credit
     from hawk.jobs.offers import Claim, OfferBook, OfferEntry
     from hawk.jobs.planner import Planner
     from hawk.jobs.quarantine import Quarantine
+    from hawk.jobs.room import Room
+    from hawk.jobs.turns import Slots
     from hawk.layouts import CompiledLayout
-    from hawk.memory.arena import Arena, Range
     from hawk.observe.metrics import Metrics
-    from hawk.plan.types import Chunk, Step
+    from hawk.plan.types import Step
     from hawk.retile.cpu import Retiler
-    from hawk.transports.base import Grant, Transport
+    from hawk.transports.base import Transport
 
 log = get_log("hawk.jobs.serve")
 
 
 @dataclass(frozen=True)
 class ServeContext:
-    """What all serves of an agent share."""
+    """What all serves of an agent share; `retiling` are the chunks that are retiled at a time."""
 
-    arena: Arena
+    room: Room
     retiler: Retiler
+    retiling: Slots
     planner: Planner
     transports: Mapping[str, Transport]
     offers: OfferBook
@@ -83,20 +91,11 @@ class ServeContext:
 
 
 @dataclass(eq=False)
-class _Held:
-    """A chunk that lies in the arena; its bytes count against the peer's credit until it goes."""
-
-    range: Range
-    grant: Grant | None = None
-    message: Prepared | None = None
-
-
-@dataclass(eq=False)
 class ServeJob(Stoppable):
     """One job on the prefill side.
 
     consumer    name of the asking agent
-    credit      what all jobs of that agent may have prepared together
+    place       its place among the jobs of this agent
     send        puts a message on the way to it; never waits, never raises
     version     the protocol version that the agent spoke when it asked
     """
@@ -104,26 +103,30 @@ class ServeJob(Stoppable):
     context: ServeContext
     fetch: Fetch
     consumer: str
-    credit: Credit
+    place: Place
     send: Callable[[PeerMessage], None]
     version: int = PROTOCOL_VERSION
     state: State = State.WAITING
     claim: Claim | None = None
     _accepted: Accepted | None = None
-    _held: dict[int, _Held] = field(default_factory=dict)
-    _consumed: set[int] = field(default_factory=set)
     _told: bool = False
-    _room: asyncio.Event = field(default_factory=asyncio.Event)
     _released: asyncio.Event = field(default_factory=asyncio.Event)
-    _freeing: set[asyncio.Task[None]] = field(default_factory=set)
     _lease: Lease | None = None
     _sealer: Sealer = field(init=False)
-    _outstanding: int = 0
     _answer: Released | Ended | None = None
+    _due: float = math.inf
+    _left: int = 0
     bytes_prepared: int = 0
 
     def __post_init__(self) -> None:
         Stoppable.__init__(self)
+        context, fetch = self.context, self.fetch
+        self._transport = context.transports.get(fetch.transport)
+        self._shelf = Shelf(
+            context.room, context.quarantine, self._transport, job=fetch.job, credit=fetch.credit
+        )
+        if self.fetch.ttft:
+            self._due = asyncio.get_running_loop().time() + self.fetch.ttft
 
     @property
     def offer(self) -> OfferEntry | None:
@@ -155,10 +158,10 @@ class ServeJob(Stoppable):
             case Fetch():
                 self._repeat()
             case Consumed(chunk=chunk):
-                self._consume(chunk)
+                self._shelf.consumed(chunk)
             case Poll(seq=seq, consumed=consumed):
                 for chunk in consumed:
-                    self._consume(chunk)
+                    self._shelf.consumed(chunk)
                 self.send(Alive(self.fetch.job, seq))
                 self._repeat()
             case Release():
@@ -176,18 +179,8 @@ class ServeJob(Stoppable):
         """Sends again what the consumer may have missed."""
         if self._accepted is not None:
             self.send(self._accepted)
-        for held in self._held.values():
-            if held.message is not None:
-                self.send(held.message)
-
-    def _consume(self, chunk: int) -> None:
-        held = self._held.get(chunk)
-        if held is None or held.message is None or chunk in self._consumed:
-            return
-        self._consumed.add(chunk)
-        task = asyncio.get_running_loop().create_task(self._let_go(chunk))
-        self._freeing.add(task)
-        task.add_done_callback(self._freeing.discard)
+        for message in self._shelf.prepared():
+            self.send(message)
 
     # -- the job -----------------------------------------------------------------------------------------
 
@@ -216,8 +209,7 @@ class ServeJob(Stoppable):
 
     async def _serve(self) -> None:
         context, fetch = self.context, self.fetch
-        transport = context.transports.get(fetch.transport)
-        if transport is None:
+        if self._transport is None:
             raise NotViable("this agent has no such transport", field="transport", got=fetch.transport)
         target = compile_descr(fetch.target)
         blocks = unpack_blocks(fetch.blocks)
@@ -232,7 +224,7 @@ class ServeJob(Stoppable):
         check(source, target)
         check_blocks(source, offer.blocks, selection, "offer.blocks")
         check_blocks(target, blocks, selection, "fetch.blocks")
-        limit = min(fetch.chunk, context.chunk, max(context.arena.region.nbytes // 2, 1))
+        limit = min(fetch.chunk, context.chunk, max(context.room.arena.region.nbytes // 2, 1))
         half = limit < min(fetch.chunk, context.chunk)
         chunks = cut(target, selection, limit, "arena.size (half of it)" if half else "jobs.chunk")
         if len(chunks) > MOST_CHUNKS:
@@ -242,6 +234,13 @@ class ServeJob(Stoppable):
                 got=f"{len(chunks)} chunks of at most {limit} bytes",
                 expected=f"{MOST_CHUNKS} chunks or fewer",
             )
+        everything = Chunk(
+            0, selection.layers, chunks[0].block, chunks[-1].block + chunks[-1].blocks - chunks[0].block
+        )
+        self._left = chunk_bytes(target, selection, everything)
+        self.place.arrived()
+        self.state = State.QUEUED
+        await self.place.work(self._ask(self._left))
         self._lease = Lease(context.lease, self._lease_ran_out)
         self.state = State.PREPARING
         into = TargetPlans(target, blocks, selection)
@@ -268,9 +267,10 @@ class ServeJob(Stoppable):
             began = time.perf_counter()
             nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
             context.metrics.phase("plan", time.perf_counter() - began)
-            await self._prepare(number, chunk, nbytes, steps, offer, transport)
+            await self._prepare(number, chunk, nbytes, steps, offer, self._transport)
         self.state = State.PREPARED
-        # The source has been read for the last time.
+        # The source has been read for the last time, and what is left to do is the consumer's.
+        self.place.leave()
         await self._released.wait()
 
     def _selection(self, target: CompiledLayout) -> Selection:
@@ -296,26 +296,28 @@ class ServeJob(Stoppable):
         transport: Transport,
     ) -> None:
         context, fetch = self.context, self.fetch
-        while self._outstanding and self._outstanding + nbytes > fetch.credit:
-            self._room.clear()
-            await self._room.wait()
         began = time.perf_counter()
-        await self.credit.take(nbytes)
-        try:
-            reserved = await context.arena.reserve(nbytes, owner=fetch.job, timeout=fetch.deadline)
-        except BaseException:
-            self.credit.give(nbytes)
-            raise
-        self._held[number] = held = _Held(reserved)
-        self._outstanding += nbytes
+        ask = RoomAsk(
+            self.consumer,
+            nbytes,
+            fetch.priority,
+            self._due,
+            self._left,
+            owner=fetch.job,
+            transport=fetch.transport,
+        )
+        held = await self._shelf.place(number, ask)
         context.metrics.phase("reserve", time.perf_counter() - began)
-        began = time.perf_counter()
-        view = context.arena.region.array[reserved.offset : reserved.offset + nbytes]
-        await context.retiler.run_steps(steps, [r.array for r in offer.cache.regions], view)
-        took = time.perf_counter() - began
+        offset = held.range.offset
+        view = context.room.arena.region.array[offset : offset + nbytes]
+        async with context.retiling.turn(self._ask(nbytes)):
+            began = time.perf_counter()
+            await context.retiler.run_steps(steps, [r.array for r in offer.cache.regions], view)
+            took = time.perf_counter() - began
         context.metrics.phase("retile", took)
+        self._left -= nbytes
         checks = await self._sealer.seal(number, chunk, view, context.metrics)
-        held.grant = transport.grant(reserved.offset, nbytes)
+        held.grant = transport.grant(offset, nbytes)
         held.message = Prepared(
             job=fetch.job,
             chunk=number,
@@ -323,7 +325,7 @@ class ServeJob(Stoppable):
             layers=chunk.layers,
             block=chunk.block,
             blocks=chunk.blocks,
-            offset=reserved.offset,
+            offset=offset,
             nbytes=nbytes,
             key=held.grant.key,
             retile=took,
@@ -331,6 +333,9 @@ class ServeJob(Stoppable):
         )
         self.bytes_prepared += nbytes
         self.send(held.message)
+
+    def _ask(self, nbytes: int) -> Ask:
+        return Ask(self.consumer, nbytes, self.fetch.priority, self._due, self._left)
 
     def _lease_ran_out(self) -> None:
         self.stop(
@@ -343,31 +348,6 @@ class ServeJob(Stoppable):
         )
 
     # -- letting go --------------------------------------------------------------------------------------
-
-    async def _let_go(self, number: int) -> None:
-        """Closes one chunk's range on the consumer's word and returns it to the arena."""
-        held = self._held.pop(number)
-        # The consumer said it has read all it wants; whether the transport can prove it does not matter here.
-        await self._return(held, on_its_word=True)
-        self._outstanding -= held.range.nbytes
-        self._room.set()
-
-    async def _return(self, held: _Held, *, on_its_word: bool, reason: str = "") -> None:
-        """Closes a range to the reader, then frees it; quarantines it where the reader may still be inside."""
-        context = self.context
-        transport = context.transports.get(self.fetch.transport)
-        closed = held.grant is None
-        try:
-            if held.grant is not None and transport is not None:
-                closed = await transport.revoke(held.grant)
-        except Exception:
-            log.exception("a range could not be closed to its reader", job=self.fetch.job)
-            on_its_word = False
-        self.credit.give(held.range.nbytes)
-        if closed or on_its_word:
-            context.arena.free(held.range)
-        else:
-            context.quarantine.keep(held.range, held.grant, transport, job=self.fetch.job, reason=reason)
 
     async def _finish(self, error: HawkError | None) -> None:
         """Decides the answer, then returns or quarantines every range, then gives the offer back."""
@@ -383,10 +363,7 @@ class ServeJob(Stoppable):
 
     async def _clean_up(self, error: HawkError | None) -> None:
         context, fetch = self.context, self.fetch
-        # All at once: where a reader has to be waited for, one wait serves for all ranges.
-        left = [self._return(held, on_its_word=self._told, reason=str(error)) for held in self._held.values()]
-        self._held.clear()
-        await asyncio.gather(*self._freeing, *left, return_exceptions=True)
+        await self._shelf.clear(on_its_word=self._told, reason=str(error))
         if self.claim is not None:
             context.caches.done(self.claim.offer.cache)
             context.offers.unclaim(self.claim, consumed=error is None)

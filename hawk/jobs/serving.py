@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import Ended, Fetch, Hello, PeerMessage, Released, Welcome
@@ -20,7 +19,6 @@ from hawk.errors import (
     PeerLost,
     UnknownRequest,
 )
-from hawk.jobs.credit import Credit
 from hawk.jobs.peers import PEER_CODEC
 from hawk.jobs.serve import ServeContext, ServeJob
 from hawk.jobs.states import State, settle
@@ -34,11 +32,15 @@ if TYPE_CHECKING:
     from hawk.control.server import Peer
     from hawk.control.sockets import Endpoint
     from hawk.control.zap import Zap
+    from hawk.jobs.admission import Admission, Place
 
 log = get_log("hawk.jobs.serving")
 
 LAST_WORDS = 0.5
 """Seconds that answers get to leave a process that ends: a consumer must hear that it may keep its cache."""
+
+MOST_JOBS = 65_536
+"""Jobs of all kinds at a time."""
 
 _REMEMBERED = 4096
 """Answers of ended jobs kept for frames that come again."""
@@ -47,8 +49,8 @@ _REMEMBERED = 4096
 class Serving:
     """Answers peers.  A peer can only touch jobs that came from its own identity.
 
+    admission   how many jobs are served at a time
     refuse      says why this agent serves nothing at all, or None where it does
-    in_flight   bytes that all jobs of one peer may have prepared together
     """
 
     def __init__(
@@ -60,8 +62,7 @@ class Serving:
         *,
         beat: Beat,
         generation: int,
-        max_jobs: int,
-        in_flight: int,
+        admission: Admission,
         refuse: Callable[[], HawkError | None] = lambda: None,
     ) -> None:
         self.context = context
@@ -77,11 +78,8 @@ class Serving:
             own_generation=generation,
         )
         self._welcome = welcome
-        self._max_jobs = max_jobs
-        self._in_flight = in_flight
+        self.admission = admission
         self._refuse = refuse
-        # A peer's credit lives as long as one of its jobs does.
-        self._credits: WeakValueDictionary[str, Credit] = WeakValueDictionary()
         self._names: dict[bytes, str] = {}
         self._jobs: dict[tuple[bytes, str], ServeJob] = {}
         self._tasks: dict[tuple[bytes, str], asyncio.Task[None]] = {}
@@ -140,24 +138,32 @@ class Serving:
 
     def _begin(self, key: tuple[bytes, str], identity: bytes, fetch: Fetch) -> None:
         consumer = self._names.get(identity)
-        if consumer is None:
-            error: HawkError | None = BadFrame("the first word is hello", got="fetch")
-        elif self.draining:
-            error = Draining("the agent is shutting down and takes no new jobs")
-        elif len(self._jobs) >= self._max_jobs:
-            error = Busy(f"this agent serves at most {self._max_jobs} jobs at a time", retry_after=0.2)
-        else:
-            error = self._refuse()
-        if error is not None or consumer is None:
-            self.send(identity, Ended(fetch.job, error.to_wire() if error is not None else {}))
+        try:
+            if consumer is None:
+                raise BadFrame("the first word is hello", got="fetch")
+            place = self._place(fetch)
+        except HawkError as error:
+            self.send(identity, Ended(fetch.job, error.to_wire()))
             return
-        credit = self._credits.setdefault(consumer, Credit(self._in_flight))
         peer = self.server.peers.get(identity)
         version = PROTOCOL_VERSION if peer is None else peer.version
-        job = ServeJob(self.context, fetch, consumer, credit, lambda m: self.send(identity, m), version)
+        job = ServeJob(self.context, fetch, consumer, place, lambda m: self.send(identity, m), version)
         self._jobs[key] = job
         self._idle.clear()
         self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, job))
+
+    def _place(self, fetch: Fetch) -> Place:
+        """A place for a new job; raises what keeps this agent from serving it."""
+        if self.draining:
+            raise Draining("the agent is shutting down and takes no new jobs")
+        refused = self._refuse()
+        if refused is not None:
+            raise refused
+        if len(self._jobs) >= MOST_JOBS:
+            # Those that are prepared and wait for their consumer's last word have left their places.
+            raise Busy(f"this agent knows at most {MOST_JOBS} jobs at a time", retry_after=1.0)
+        early = fetch.wait and self.context.offers.find(fetch.request) is None
+        return self.admission.enter(early=early)
 
     async def _run(self, key: tuple[bytes, str], job: ServeJob) -> None:
         try:
@@ -175,6 +181,7 @@ class Serving:
                 bytes=job.bytes_prepared,
             )
         finally:
+            job.place.leave()
             del self._jobs[key], self._tasks[key]
             if job.answer is not None:
                 self._past[key] = job.answer

@@ -2,12 +2,12 @@
 
 A fetch (decode side) goes
 
-    reserving -> connecting -> requested -> receiving -> releasing -> ready
+    reserving -> queued -> connecting -> requested -> receiving -> releasing -> ready
           any of these -> draining -> failed
 
 and a serve (prefill side)
 
-    waiting -> preparing -> prepared -> released
+    waiting -> queued -> preparing -> prepared -> released
           any of these -> draining -> failed
 
 `draining` means that the outcome is decided and the job still waits until nobody touches its bytes.
@@ -29,6 +29,7 @@ class State(enum.StrEnum):
     """Where a job is."""
 
     RESERVING = "reserving"
+    QUEUED = "queued"
     CONNECTING = "connecting"
     REQUESTED = "requested"
     RECEIVING = "receiving"

@@ -15,6 +15,7 @@ from hawk.control.messages.common import (
     JobId,
     Name,
     Note,
+    Priority,
     RequestId,
     Seconds,
     Wire,
@@ -186,6 +187,8 @@ class StartFetch(Struct, tag="start-fetch", frozen=True, kw_only=True):
     tokens: Count
     timeout: Seconds
     wait: bool
+    priority: Priority = 0
+    ttft: Seconds = 0.0
 
 
 class AbortFetch(Struct, tag="abort-fetch", frozen=True):

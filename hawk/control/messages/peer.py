@@ -17,6 +17,7 @@ from hawk.control.messages.common import (
     Key,
     Name,
     Note,
+    Priority,
     RequestId,
     Seconds,
     Wire,
@@ -49,6 +50,8 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     deadline         seconds from arrival after which D no longer wants it
     wait             hold the request if nothing is offered yet, until the deadline
     verify, share    the check that D wants of every chunk, and of what part of its stretches; empty: none
+    priority         among the jobs of D, the higher first
+    ttft             seconds from arrival within which D would like to have it; 0 where it does not say
     """
 
     job: JobId
@@ -65,6 +68,8 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     wait: bool = False
     verify: CheckName = ""
     share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    priority: Priority = 0
+    ttft: Seconds = 0.0
 
 
 class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):

@@ -18,13 +18,16 @@ from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import Hello, PeerMessage, Welcome
 from hawk.errors import AccessDenied, HawkError
 from hawk.jobs import serving as serving_module
+from hawk.jobs.admission import Admission
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
 from hawk.jobs.fetch import FetchContext, FetchJob, FetchRequest
 from hawk.jobs.offers import OfferBook, OfferEntry
 from hawk.jobs.planner import Planner
 from hawk.jobs.quarantine import Quarantine
+from hawk.jobs.room import Room
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving
+from hawk.jobs.turns import Slots
 from hawk.memory.arena import Arena
 from hawk.memory.npu import EmulatedNpu
 from hawk.memory.region import ByteRanges, Region, Segments
@@ -215,9 +218,12 @@ class Rig:
         self.target_caches.add(self.target)
         self.source_entry = self._source()
         self.source_caches.add(self.source_entry)
+        self.room = Room(self.arena, per_peer=1 << 17, per_transport=1 << 20)
+        self.admission = Admission(working=8, queued=8, early=4, what="serves")
         context = ServeContext(
-            self.arena,
+            self.room,
             self.retiler,
+            Slots(2),
             self.planner,
             {"tcp": self.transport},
             self.offers,
@@ -234,8 +240,7 @@ class Rig:
             lambda: Welcome("p0", "both", "t", {"tcp": ENDPOINT}),  # type: ignore[arg-type]
             beat=BEAT,
             generation=1,
-            max_jobs=8,
-            in_flight=1 << 17,
+            admission=self.admission,
         )
         self.server: FakeServer = self.serving.server  # type: ignore[assignment]
         self.to_p, self.to_d = Wire(faults, self.seen), Wire(faults, self.seen)
@@ -340,7 +345,8 @@ class Rig:
             await asyncio.sleep(0.01)
         assert self.arena.allocator.owned() == {}
         assert self.arena.allocator.quarantined_bytes == 0
-        assert self.arena.waiting == 0
+        assert self.room.waiting == self.room.used("peer d0") == self.room.used("transport tcp") == 0
+        assert (self.admission.working, self.admission.queued, self.admission.early) == (0, 0, 0)
         assert self.transport.grants == {}
         assert self.transport.reading == 0
         assert self.target.owners == self.target.quarantined == {}

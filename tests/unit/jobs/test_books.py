@@ -1,4 +1,4 @@
-"""Who owns which block, which offer is whose, and how many bytes a peer may have."""
+"""Who owns which block, and which offer is whose."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hawk.agent import outbox
 from hawk.agent.outbox import Outbox
@@ -25,7 +23,6 @@ from hawk.errors import (
     UnknownRequest,
 )
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
-from hawk.jobs.credit import Credit
 from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
 from hawk.plan.types import Placement
 from tests.end_to_end import caches as c
@@ -264,63 +261,6 @@ async def test_bounds_and_layers() -> None:
             book.layers_ready("a", layers)
     with pytest.raises(UnknownRequest):
         book.layers_ready("z", 1)
-
-
-# -- credit ----------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(1, 150), st.integers(0, 6), st.booleans()), max_size=20))
-def test_credit_is_kept_whoever_comes_and_goes(steps: list[tuple[int, int, bool]]) -> None:
-    async def run() -> None:
-        credit, held, waiting = Credit(100), [], []
-
-        async def one(nbytes: int) -> None:
-            await credit.take(nbytes)
-            held.append(nbytes)
-
-        for nbytes, turns, leave in steps:
-            task = asyncio.get_running_loop().create_task(one(nbytes))
-            waiting.append(task)
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            if leave:
-                waiting[len(waiting) // 2].cancel()
-            if held and turns % 2:
-                credit.give(held.pop(0))
-            assert sum(held) <= credit.used
-            assert credit.used <= 100 or len(held) <= 1
-        async with asyncio.timeout(10):
-            while not all(task.done() for task in waiting):
-                await asyncio.sleep(0)
-                while held:
-                    credit.give(held.pop())
-        while held:
-            credit.give(held.pop())
-        assert credit.used == 0
-        assert not credit._waiting
-
-    asyncio.run(run())
-
-
-async def test_a_large_piece_is_not_overtaken() -> None:
-    credit, order = Credit(100), []
-
-    async def one(name: str, nbytes: int) -> None:
-        await credit.take(nbytes)
-        order.append(name)
-
-    await credit.take(60)
-    async with asyncio.TaskGroup() as group:
-        for name, nbytes in (("large", 500), ("small", 10)):
-            group.create_task(one(name, nbytes))
-        await asyncio.sleep(0)
-        assert not order
-        credit.give(60)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert order == ["large"]
-        credit.give(500)
-    assert order == ["large", "small"]
 
 
 # -- answers ---------------------------------------------------------------------------------------------

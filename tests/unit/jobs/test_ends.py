@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from hawk.errors import (
     RangeBusy,
 )
 from hawk.jobs import dialogue
+from hawk.jobs.admission import Admission
 from hawk.jobs.offers import Outcome
 from hawk.jobs.receive import DEPTH
 from hawk.transports.base import Grant
@@ -236,7 +236,7 @@ async def test_a_draining_agent_takes_nobody_new() -> None:
 
 async def test_more_jobs_than_are_served() -> None:
     async with rig() as made:
-        made.serving._max_jobs = 0
+        made.serving.admission = Admission(working=0, queued=0, early=0, what="serves")
         entry = made.offer()
         with pytest.raises(Busy) as caught:
             await made.fetch(entry.claim).run()
@@ -270,7 +270,7 @@ async def test_beats_alone_keep_a_lease(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_no_more_chunks_are_read_at_once_than_that() -> None:
     async with rig(arena=1 << 20) as made:
         made.context = replace(made.context, credit=1 << 20)
-        made.serving._in_flight = 1 << 20
+        made.room._per_peer = 1 << 20
         most, go = [0], asyncio.Event()
 
         async def hold() -> None:
@@ -313,22 +313,20 @@ async def test_jobs_of_one_peer_share_what_it_may_have_prepared() -> None:
             await task
         await made.serving.idle()
         assert most[0] <= 1 << 17
-        gc.collect()
-        assert not made.serving._credits
+        assert made.room.used("peer d0") == 0
 
 
-async def test_an_end_while_the_arena_is_full_gives_the_credit_back() -> None:
+async def test_an_end_while_the_arena_is_full_leaves_nothing_taken() -> None:
     async with rig(arena=1 << 17) as made:
-        whole = await made.arena.reserve(1 << 17, "somebody else", 1.0)
+        whole = made.arena.reserve(1 << 17, "somebody else")
+        assert whole is not None
         entry = made.offer()
         task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
-        while not made.arena.waiting:
+        while not made.room.waiting:
             await asyncio.sleep(0)
-        (credit,) = made.serving._credits.values()
-        assert credit.used > 0
         made.offers.end(entry, Outcome.WITHDRAWN, Aborted("withdrawn"))
         with pytest.raises(Aborted):
             await task
         await made.serving.idle()
-        assert credit.used == 0
+        assert made.room.used("peer d0") == 0
         made.arena.free(whole)

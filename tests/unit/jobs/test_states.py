@@ -13,8 +13,8 @@ from hawk.jobs.states import Lease, Stoppable, settle
 async def test_a_lease_ends_once_and_not_before_its_time() -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[float] = loop.create_future()
-    lease = Lease(0.05, lambda: ended.set_result(loop.time()))
     began = loop.time()
+    lease = Lease(0.05, lambda: ended.set_result(loop.time()))
     assert await asyncio.wait_for(ended, 10) >= began + 0.05 - 0.001
     assert not lease.renew()
     assert lease.remaining <= 0

@@ -227,6 +227,7 @@ name = "x"
         ("[agent\n", "is not TOML"),
         ("[jobs]\nchunk = '512MiB'\nin_flight_per_peer = '1GiB'\n", "must fit into the arena"),
         ("[jobs]\nin_flight_per_peer = '1MiB'\n", "must fit into jobs.in_flight_per_peer"),
+        ("[jobs]\nin_flight_per_transport = '1MiB'\n", "must fit into jobs.in_flight_per_transport"),
         ("[transport]\nprefer = []\n", "expected at least one transport"),
         ("[transport]\nprefer = ['tcp', 'tcp']\n", "names a transport twice"),
         ("[transport]\nprefer = 'tcp'\n", "expected a list of texts"),
@@ -251,7 +252,10 @@ def test_one_problem(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_a_clash_with_a_bad_value_is_not_told_twice(tmp_path: Path) -> None:
-    (problem,) = _problems(tmp_path / "node.toml", "[arena]\nsize = 'small'\n[jobs]\nchunk = '200MiB'\n")
+    (problem,) = _problems(
+        tmp_path / "node.toml",
+        "[arena]\nsize = 'small'\n[jobs]\nchunk = '300MiB'\nin_flight_per_peer = '400MiB'\n",
+    )
     assert "arena.size" in problem
 
 
