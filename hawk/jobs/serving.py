@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from hawk.control.frames import PROTOCOL_VERSION
-from hawk.control.messages import Ended, Fetch, Hello, PeerMessage, Released, Welcome
+from hawk.control.messages import Abort, Ended, Fetch, Hello, PeerMessage, Released, Welcome
 from hawk.control.server import Server
 from hawk.errors import (
     Aborted,
@@ -80,7 +80,8 @@ class Serving:
         self._welcome = welcome
         self.admission = admission
         self._refuse = refuse
-        self._names: dict[bytes, str] = {}
+        # Name and generation; of the latest only, but of all who are there now.
+        self._names: dict[bytes, tuple[str, int]] = {}
         self._jobs: dict[tuple[bytes, str], ServeJob] = {}
         self._tasks: dict[tuple[bytes, str], asyncio.Task[None]] = {}
         self._past: OrderedDict[tuple[bytes, str], Released | Ended] = OrderedDict()
@@ -119,7 +120,10 @@ class Serving:
             self._begin(key, identity, message)
         else:
             unknown = UnknownRequest("this agent has no such job", field="job", got=message.job)
-            self.send(identity, Ended(message.job, unknown.to_wire()))
+            answer = Ended(message.job, unknown.to_wire())
+            if isinstance(message, Abort):
+                self._remember(key, answer)  # its fetch may still be on the way, and nobody wants it any more
+            self.send(identity, answer)
 
     def _hello(self, identity: bytes, message: Hello) -> None:
         peer = self.server.peers.get(identity)
@@ -130,14 +134,25 @@ class Serving:
                 BadFrame("the peer calls itself by another's name", got=message.name, expected=proven),
             )
             return
-        known = self._names.get(identity)
-        if known != message.name:
+        if self._name(identity) != message.name:
             log.info("peer connected", peer=message.name, role=message.role, software=message.software)
-        self._names[identity] = message.name
+        self._names[identity] = message.name, 0 if peer is None else peer.generation
+        if len(self._names) > _REMEMBERED:
+            del self._names[next(known for known in self._names if known not in self.server.peers)]
         self.send(identity, self._welcome())
 
+    def _name(self, identity: bytes) -> str | None:
+        """How the process behind an identity has introduced itself.
+
+        It says so once, and does not know when it was taken for lost meanwhile, because it stood still or its frames
+        went astray; so that is remembered.
+        """
+        peer = self.server.peers.get(identity)
+        name, generation = self._names.get(identity, (None, 0))
+        return name if peer is None or peer.generation == generation else None
+
     def _begin(self, key: tuple[bytes, str], identity: bytes, fetch: Fetch) -> None:
-        consumer = self._names.get(identity)
+        consumer = self._name(identity)
         try:
             if consumer is None:
                 raise BadFrame("the first word is hello", got="fetch")
@@ -184,18 +199,21 @@ class Serving:
             job.place.leave()
             del self._jobs[key], self._tasks[key]
             if job.answer is not None:
-                self._past[key] = job.answer
-                while len(self._past) > _REMEMBERED:
-                    self._past.popitem(last=False)
+                self._remember(key, job.answer)
             if not self._jobs:
                 self._idle.set()
 
+    def _remember(self, key: tuple[bytes, str], answer: Released | Ended) -> None:
+        self._past[key] = answer
+        while len(self._past) > _REMEMBERED:
+            self._past.popitem(last=False)
+
     def _bad(self, identity: bytes, error: HawkError) -> None:
         self.context.metrics.bad_frame(error.code)
-        log.warning("bad frame", peer=self._names.get(identity, "a stranger"), reason=str(error))
+        log.warning("bad frame", peer=self._name(identity) or "a stranger", reason=str(error))
 
     def _gone(self, peer: Peer, error: PeerLost) -> None:
-        name = self._names.pop(peer.identity, "")
+        name, _ = self._names.get(peer.identity, ("", 0))
         for (identity, _), job in list(self._jobs.items()):
             if identity == peer.identity:
                 job.stop(PeerLost("the consumer is gone", consumer=name, reason=error.message))

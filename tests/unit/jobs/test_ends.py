@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from hawk.control.messages import Poll, Release
+from hawk.control.frames import PROTOCOL_VERSION
+from hawk.control.messages import Fetch, Hello, PeerMessage, Poll, Release
 from hawk.errors import (
     Aborted,
     AlreadyClaimed,
+    BadFrame,
     Busy,
     DeadlineExceeded,
     Draining,
@@ -146,6 +149,48 @@ async def test_a_consumer_that_is_gone() -> None:
             await task
         await made.serving.idle()
         assert made.arena.allocator.owned() == {}
+
+
+async def test_a_consumer_that_stood_still_is_known_when_it_speaks_again() -> None:
+    """It was taken for gone, does not know that, and says no second hello."""
+    async with rig() as made:
+        process = SimpleNamespace(identity=PEER, generation=1, version=PROTOCOL_VERSION, name="")
+        made.server.peers[PEER] = process
+        made.server.handler(PEER, SimpleNamespace(from_generation=1), Hello("d0", "both", "t", {}))
+        del made.server.peers[PEER]
+        made.server.on_gone(process, PeerLost("silent"))
+        made.server.peers[PEER] = process
+        await made.fetch(made.offer().claim).run()
+        made.check_bytes()
+        # Another process has to introduce itself, whoever's identity it has.
+        process.generation = 2
+        with pytest.raises(BadFrame, match="first word is hello"):
+            await made.fetch(made.offer(request="r2").claim, request="r2").run()
+
+
+async def test_a_fetch_that_comes_after_its_abort_begins_nothing() -> None:
+    async with rig() as made:
+        entry = made.offer()
+        kept: list[PeerMessage] = []
+
+        def hold_back(message: PeerMessage) -> tuple[PeerMessage, ...]:
+            if isinstance(message, Fetch):
+                kept.append(message)
+                return ()
+            return (message,)
+
+        made.to_p.change = hold_back
+        job = made.fetch(entry.claim)
+        task = asyncio.get_running_loop().create_task(job.run())
+        await reach(made, "requested")
+        job.stop(Aborted("enough"))
+        with pytest.raises(Aborted):
+            await task
+        await asyncio.sleep(0)  # the abort is heard
+        made.server.handler(PEER, SimpleNamespace(from_generation=1), kept[0])
+        assert made.serving.jobs == 0
+        assert not entry.claims
+        assert entry.outcome is None
 
 
 async def test_a_reader_inside_keeps_its_range_in_quarantine() -> None:
