@@ -53,6 +53,7 @@ MORE = (
     Tier(
         "model", "a real model's cache, there and back", ("torch", "transformers"), (), (TORCH, TRANSFORMERS)
     ),
+    Tier("chaos", "two minutes of agents that are killed, stopped and cut off while they transfer"),
     Tier("lab", "two virtual machines with RDMA", programs=("qemu-system-x86_64", "qemu-img")),
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
     Tier("vllm", "vLLM's connector", modules=("vllm",)),
