@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hawk.config_files import Leaf, Tree, overlay_environment, read_file
 from hawk.config_read import Reader, nearest
@@ -33,6 +33,9 @@ from hawk.config_schema import (
 )
 from hawk.errors import ConfigError, HawkError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = [
     "AgentConfig",
     "ArenaConfig",
@@ -48,6 +51,9 @@ __all__ = [
     "load_config",
     "missing",
 ]
+
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +120,9 @@ def _build(tree: Tree, reader: Reader, file: Path | None, env: Mapping[str, str]
         ignore = frozenset(_transports()) if cls is TransportConfig else frozenset()
         parts[name] = reader.build(cls, tree.get(name), name, ignore=ignore) or cls()
     parts["agent"] = _with_local(parts["agent"], env)
-    parts["security"] = _with_folders(parts["security"], reader, file)
+    parts["security"] = _with_folders(parts["security"], "security", reader, file)
     parts["transport"] = replace(
-        parts["transport"], options=_transport_options(tree.get("transport"), reader)
+        parts["transport"], options=_transport_options(tree.get("transport"), reader, file)
     )
     parts["memory"] = _memories(reader.table(tree.get("memory"), "memory"), reader)
     parts["peers"] = _peers(reader.table(tree.get("peers"), "peers"), reader)
@@ -132,20 +138,17 @@ def _with_local(agent: AgentConfig, env: Mapping[str, str]) -> AgentConfig:
     return replace(agent, local=f"ipc://{folder / agent.name}.sock")
 
 
-def _with_folders(security: SecurityConfig, reader: Reader, file: Path | None) -> SecurityConfig:
+def _with_folders(config: T, path: str, reader: Reader, file: Path | None) -> T:
     """Paths in a file count from the file's folder; those in the environment from the working folder."""
-
-    def absolute(key: str, value: Path | None) -> Path | None:
-        if value is None:
-            return None
-        from_file = file is not None and not reader.sources[f"security.{key}"].startswith("HAWK_")
-        base = file.resolve().parent if from_file and file is not None else Path.cwd()
-        return base / value.expanduser()
-
-    return SecurityConfig(
-        key_file=absolute("key_file", security.key_file),
-        peers_file=absolute("peers_file", security.peers_file),
-    )
+    found: dict[str, Any] = {}
+    for spec in fields(config):
+        value = getattr(config, spec.name)
+        if isinstance(value, Path):
+            source = reader.sources.get(f"{path}.{spec.name}", "default")
+            from_file = file is not None and not source.startswith("HAWK_")
+            base = file.resolve().parent if from_file and file is not None else Path.cwd()
+            found[spec.name] = base / value.expanduser()
+    return replace(config, **found) if found else config
 
 
 def _transports() -> list[str]:
@@ -155,7 +158,7 @@ def _transports() -> list[str]:
     return list(registry.names())
 
 
-def _transport_options(node: Tree | Leaf | None, reader: Reader) -> dict[str, Any]:
+def _transport_options(node: Tree | Leaf | None, reader: Reader, file: Path | None) -> dict[str, Any]:
     from hawk.transports import registry
 
     table = node if isinstance(node, dict) else {}
@@ -168,9 +171,9 @@ def _transport_options(node: Tree | Leaf | None, reader: Reader) -> dict[str, An
             if name in table:
                 reader.problem(path, str(error))
             continue
-        built = reader.build(cls, table.get(name), path)
+        built: Any = reader.build(cls, table.get(name), path)
         if built is not None:
-            options[name] = built
+            options[name] = _with_folders(built, path, reader, file)
     return options
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,9 +17,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hawk.errors import DeadlineExceeded, HawkError, InternalError, PeerUnreachable, TransferFailed
-from hawk.transports._threads import Crew, Latch, outlast
+from hawk.transports._threads import Crew, Latch, outlast, shut
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterable, Sequence
 
     from hawk.memory.region import I64, Region
@@ -88,8 +88,7 @@ class Lane(ABC):
             self._interrupted = True
             # Some lanes are inside the peer's memory and must say so until they have left it.
             if self._sock is not None and not self._hands_off:
-                with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
+                shut(self._sock)
 
     def rearm(self) -> None:
         """Before a new piece: forgets an interrupt, and the connection that it cut."""

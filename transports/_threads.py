@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,16 @@ class Latch:
     def _resolve(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
+
+
+def shut(sock: socket.socket) -> None:
+    """Makes whatever another thread waits for on `sock` return.
+
+    By the plain socket's method also where the socket speaks TLS: its own would take the decryption away from the
+    thread that is reading, which would then pass on what comes as it is.
+    """
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 async def outlast(future: asyncio.Future[None]) -> None:

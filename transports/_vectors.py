@@ -82,15 +82,15 @@ class Vectors:
         self.done += moved
         self._row = int(self._ends.searchsorted(self.done, "right"))
 
-    def send(self, fd: int, limit: int) -> None:
+    def send(self, sock: socket.socket, limit: int) -> None:
         """Sends up to `limit` bytes; blocks until at least one is taken.  Raises `OSError`."""
         self._aim(limit)
-        self._advance(_transfer(_sendmsg, fd, self._message, socket.MSG_NOSIGNAL))
+        self._advance(_transfer(_sendmsg, sock.fileno(), self._message, socket.MSG_NOSIGNAL))
 
-    def receive(self, fd: int, limit: int) -> None:
+    def receive(self, sock: socket.socket, limit: int) -> None:
         """Receives up to `limit` bytes, all of them unless the far side ends.  Raises `OSError`."""
         self._aim(limit)
-        moved = _transfer(_recvmsg, fd, self._message, socket.MSG_WAITALL)
+        moved = _transfer(_recvmsg, sock.fileno(), self._message, socket.MSG_WAITALL)
         if moved == 0:
             raise ConnectionResetError(errno.ECONNRESET, "the far side ended in mid-stream")
         self._advance(moved)

@@ -28,6 +28,23 @@ def new(directory: Path, name: str) -> None:
 
 
 @keys.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "--days", type=click.IntRange(1, 36500), default=730, show_default=True, help="How long they are valid."
+)
+def tls(directory: Path, names: tuple[str, ...], days: int) -> None:
+    """Writes a certificate for each agent NAME into DIR, for tcp with TLS, and the authority if there is none yet."""
+    from hawk.control.certificates import AUTHORITY, new_certificates
+
+    for pem in new_certificates(directory, names, days=days):
+        click.echo(
+            f"{pem}  and {pem.stem}-tls.key: name them as transport.tcp.tls_cert and tls_key of {pem.stem}"
+        )
+    click.echo(f"{directory / AUTHORITY}.pem  for all of them: name it as transport.tcp.tls_ca")
+
+
+@keys.command()
 @click.argument("file", metavar="OUT", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument(
     "public", metavar="NAME.pub...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False)

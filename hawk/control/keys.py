@@ -45,7 +45,7 @@ def new_pair(directory: Path, name: str) -> tuple[Path, Path]:
     Raises `ConfigError` if the name is not one, if either file is there already, or if one cannot be written;
     in each case nothing new is left behind.
     """
-    _check_name(name, "name")
+    check_name(name, "name")
     key_path, pub_path = directory / f"{name}.key", directory / f"{name}.pub"
     public_raw, secret_raw = zmq.curve_keypair()
     public, secret = public_raw.decode("ascii"), secret_raw.decode("ascii")
@@ -57,9 +57,9 @@ def new_pair(directory: Path, name: str) -> tuple[Path, Path]:
         f"# The public key of {name}, as peers list it in their peers files.\n"
         f'[peers]\n{_toml_key(name)} = "{public}"\n'
     )
-    _write_new(key_path, key_text, 0o600)
+    write_new(key_path, key_text, 0o600)
     try:
-        _write_new(pub_path, pub_text, 0o644)
+        write_new(pub_path, pub_text, 0o644)
     except BaseException:
         key_path.unlink(missing_ok=True)
         raise
@@ -86,7 +86,7 @@ def load_pair(path: Path) -> KeyPair:
     name = table.get("name")
     if not isinstance(name, str):
         raise ConfigError("the key file has no name", field=f"{path}: curve.name", expected="a string")
-    _check_name(name, f"{path}: curve.name")
+    check_name(name, f"{path}: curve.name")
     public = _check_key(table.get("public"), f"{path}: curve.public")
     secret = _check_key(table.get("secret"), f"{path}: curve.secret", secret=True)
     if zmq.curve_public(secret.encode("ascii")).decode("ascii") != public:
@@ -113,7 +113,7 @@ def load_peers(path: Path) -> dict[str, str]:
     for name, value in table.items():
         where = f"{path}: peers.{name}"
         try:
-            _check_name(name, where)
+            check_name(name, where)
             key = _check_key(value, where)
         except ConfigError as error:
             problems.append(str(error))
@@ -185,7 +185,8 @@ def _toml_key(name: str) -> str:
     return f'"{name}"' if "." in name else name
 
 
-def _check_name(name: str, where: str) -> None:
+def check_name(name: str, where: str) -> None:
+    """Raises `ConfigError` unless an agent can be called that; `where` names the input."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "this is no name for an agent",
@@ -207,7 +208,8 @@ def _check_key(value: object, where: str, *, secret: bool = False) -> str:
     return value
 
 
-def _write_new(path: Path, text: str, mode: int) -> None:
+def write_new(path: Path, text: str, mode: int) -> None:
+    """A new file, whole or not at all; raises `ConfigError` where there is one already or none can be."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:

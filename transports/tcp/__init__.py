@@ -4,9 +4,10 @@ The serving side sends straight out of its region, the reading side receives str
 at the places that the segments name; Python touches neither bytes nor single segments.  The serving side can
 fence: revoking a grant cuts the connection that is sending from it, and waits until the sender has left.
 
-What it trusts: the network.  Nothing is encrypted; who can listen on the wire sees bytes and keys.  A stranger
-who can reach the port but has no endpoint of ours gets past no hello, and a peer without a key reads nothing.
-Nobody can write: the protocol has no such request.
+What it trusts: the network, unless `tls_cert`, `tls_key` and `tls_ca` are set.  Without them nothing is encrypted; who
+can listen on the wire sees bytes and keys.  A stranger who can reach the port but has no endpoint of ours gets past no
+hello, and a peer without a key reads nothing.  Nobody can write: the protocol has no such request.  With TLS (1.3,
+certificates on both sides, see `_tls`) the network is trusted with nothing but being there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hawk.errors import PeerUnreachable
 from hawk.transports import _checks, _machine
 from hawk.transports._grants import GrantTable
 from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
-from hawk.transports.tcp import _wire
-from hawk.transports.tcp._client import TcpLink
+from hawk.transports.tcp import _tls, _wire
+from hawk.transports.tcp._client import TcpLink, Way
 from hawk.transports.tcp._config import TcpConfig
 from hawk.transports.tcp._server import Server
 
@@ -58,6 +59,7 @@ class TcpTransport(Transport):
         self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
         self._server: Server | None = None
         self._links: set[TcpLink] = set()
+        self._loaded: _tls.Tls | None = None
 
     @classmethod
     def probe(cls) -> Viability:
@@ -65,9 +67,9 @@ class TcpTransport(Transport):
         return Viability(True)
 
     async def start(self) -> None:
-        """Listens.  Raises `TransportError` naming the address, for a port in use above all."""
+        """Listens.  Raises `TransportError` naming the address, `InvalidArgument` for files that TLS cannot use."""
         if self._server is None:
-            server = Server(self.config, self._grants, self._token)
+            server = Server(self.config, self._grants, self._token, self._tls)
             server.start()
             self._server = server
 
@@ -84,13 +86,24 @@ class TcpTransport(Transport):
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """Where we listen, the token that admits a connection, and which loopback is ours."""
+        """Where we listen, the token that admits a connection, which loopback is ours, and our certificate."""
+        tls = {} if self._tls is None else {"tls": self._tls.fingerprint}
         return {
             "host": self.config.advertise or self.config.host,
             "port": str(self._server.port if self._server is not None else 0),
             "token": self._token.hex(),
             "net": _machine.network(),
+            **tls,
         }
+
+    @property
+    def _tls(self) -> _tls.Tls | None:
+        cert, key, ca = self.config.tls_cert, self.config.tls_key, self.config.tls_ca
+        if cert is None or key is None or ca is None:
+            return None
+        if self._loaded is None:
+            self._loaded = _tls.Tls(cert, key, ca)
+        return self._loaded
 
     def serve(self, region: Region) -> None:
         """See `Transport.serve`."""
@@ -106,12 +119,15 @@ class TcpTransport(Transport):
         return await self._grants.revoke(grant, evict, _FENCE_TIMEOUT, patience=_PATIENCE)
 
     def reachable(self, endpoint: Mapping[str, str]) -> Viability:
-        """Refuses what is no endpoint of ours, and a loopback address of another host."""
+        """Refuses what is no endpoint of ours, TLS on one side only, and a loopback address of another host."""
         host, port = endpoint.get("host", ""), endpoint.get("port", "")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             return Viability(False, f"the peer does not listen: host {host!r}, port {port!r}")
         if _checks.token_of(endpoint.get("token", "")) is None:
             return Viability(False, "the peer's endpoint has no token")
+        ours = "" if self._tls is None else self._tls.fingerprint
+        if (why := _tls.objection(ours, endpoint.get("tls"), host)) is not None:
+            return Viability(False, why)
         try:
             loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
         except ValueError:
@@ -129,7 +145,8 @@ class TcpTransport(Transport):
         token = _checks.token_of(endpoint.get("token", ""))
         if not verdict.ok or token is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
-        link = TcpLink(self.config, endpoint["host"], int(endpoint["port"]), token, self._step)
+        way = Way(endpoint["host"], int(endpoint["port"]), token, self._tls, endpoint.get("tls", ""))
+        link = TcpLink(self.config, way, self._step)
         await link.open(timeout)
         link.on_close = self._links.discard
         self._links.add(link)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +15,8 @@ from hawk.errors import AccessDenied, PeerUnreachable
 from hawk.transports import _pieces
 from hawk.transports._grants import KEY_BYTES
 from hawk.transports._lanes import Lane, Lanes, Work
-from hawk.transports._vectors import Vectors
 from hawk.transports.base import Link
-from hawk.transports.tcp import _wire
+from hawk.transports.tcp import _tls, _wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,27 +24,38 @@ if TYPE_CHECKING:
     from hawk.memory.region import Region, Segments
     from hawk.transports._pieces import Piece
     from hawk.transports.tcp._config import TcpConfig
+    from hawk.transports.tcp._tls import Tls
 
 _LEAST_PIECE = 1 << 20
 """Reads are not cut finer than this, bytes: below it a second connection costs more than it brings."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where a peer serves, and what is needed to get in; `fingerprint` is that of its certificate, with TLS."""
+
+    host: str
+    port: int
+    token: bytes
+    tls: Tls | None = None
+    fingerprint: str = ""
+
+
 class TcpLane(Lane):
     """One data connection."""
 
-    def __init__(
-        self, config: TcpConfig, host: str, port: int, token: bytes, on_step: Callable[[int], None]
-    ) -> None:
-        super().__init__(f"{host}:{port}", config.connect_timeout)
+    def __init__(self, config: TcpConfig, way: Way, on_step: Callable[[int], None]) -> None:
+        super().__init__(f"{way.host}:{way.port}", config.connect_timeout)
         self._config = config
-        self._address = (host, port)
-        self._token = token
+        self._way = way
         self._on_step = on_step
         self._answer = bytearray(_wire.ANSWER.size)
 
     def _connect(self, deadline: float) -> None:
         last: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            self._way.host, self._way.port, type=socket.SOCK_STREAM
+        ):
             try:
                 return self._connect_to(family, kind, protocol, address, deadline)
             except TimeoutError:
@@ -52,7 +65,7 @@ class TcpLane(Lane):
                     raise
                 self._drop()
                 last = error
-        raise last or PeerUnreachable("the host name means no address", got=self._address[0])
+        raise last or PeerUnreachable("the host name means no address", got=self._way.host)
 
     def _connect_to(
         self, family: int, kind: int, protocol: int, address: tuple[object, ...], deadline: float
@@ -62,9 +75,19 @@ class TcpLane(Lane):
         _wire.tune(sock, self._config.socket_buffer)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.connect(address)
+        if self._way.tls is not None:
+            sealed = self._way.tls.call(sock)
+            self._adopt(sealed)
+            sealed.settimeout(max(deadline - time.monotonic(), 0.001))
+            _tls.shake(sealed, self._way.fingerprint, self.peer)
+            sock = sealed
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        sock.sendall(_wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.VERSION, self._token))
-        if _wire.receive_exactly(sock, memoryview(self._answer)) < len(self._answer):
+        # A certificate that the peer refuses is told by its first word, not in the handshake; it may have left since.
+        with _tls.refusals(self.peer):
+            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+                sock.sendall(_wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.VERSION, self._way.token))
+            came = _wire.receive_exactly(sock, memoryview(self._answer))
+        if came < len(self._answer):
             raise PeerUnreachable(
                 "whoever listens there turned us away",
                 peer=self.peer,
@@ -90,7 +113,7 @@ class TcpLane(Lane):
         request = _wire.REQUEST.pack(_wire.REQUEST_MAGIC, len(offset), piece.total, work.key)
         sock.sendall(request + table.tobytes())
         # Laid out while the request is under way.
-        vectors = Vectors(work.bases[piece.region] + piece.local, piece.nbytes)
+        vectors = _tls.vectors(sock, work.bases[piece.region] + piece.local, piece.nbytes)
         if _wire.receive_exactly(sock, memoryview(self._answer)) < len(self._answer):
             raise ConnectionResetError("the peer ended before it answered")
         magic, status, total = _wire.ANSWER.unpack(self._answer)
@@ -102,26 +125,21 @@ class TcpLane(Lane):
             )
         if magic != _wire.ANSWER_MAGIC or status != _wire.OK or total != piece.total:
             raise _wire.BadWire("the answer does not fit the request")
-        fd, chunk = sock.fileno(), self._config.chunk
         while vectors.done < vectors.total:
             if self._interrupted:
                 raise ConnectionAbortedError("stopped")
-            vectors.receive(fd, chunk)
+            vectors.receive(sock, self._config.chunk)
             self._on_step(vectors.done)
 
 
 class TcpLink(Link):
     """Reads from one peer over `streams` connections."""
 
-    def __init__(
-        self, config: TcpConfig, host: str, port: int, token: bytes, on_step: Callable[[int], None]
-    ) -> None:
+    def __init__(self, config: TcpConfig, way: Way, on_step: Callable[[int], None]) -> None:
         self._config = config
         self.on_close: Callable[[TcpLink], None] = lambda link: None
-        self._lanes = Lanes(
-            "hawk-tcp-read",
-            [TcpLane(config, host, port, token, on_step) for _ in range(config.streams)],
-        )
+        lanes = [TcpLane(config, way, on_step) for _ in range(config.streams)]
+        self._lanes = Lanes("hawk-tcp-read", lanes)
 
     async def open(self, timeout: float) -> None:
         """Connects every stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hawk.errors import InvalidArgument
 from hawk.transports import _checks
@@ -24,6 +25,9 @@ class TcpConfig:
     handshake_timeout  how long a connection may take to say hello, or to finish a request it began
     connect_timeout    how long a lost connection may take to come back before the link counts as broken
     stall_timeout      how long a peer may take nothing of what it asked for before its connection is dropped
+    tls_cert           this agent's certificate; with it, tls_key and tls_ca every connection is encrypted
+    tls_key            its private key, readable by its user only
+    tls_ca             the authority whose certificates peers have to show, and nobody else's
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +42,9 @@ class TcpConfig:
     handshake_timeout: float = 5.0
     connect_timeout: float = 5.0
     stall_timeout: float = 30.0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
 
     def __post_init__(self) -> None:
         _checks.whole("transport.tcp.port", self.port, 0, 65535)
@@ -49,6 +56,14 @@ class TcpConfig:
         _checks.whole("transport.tcp.max_strangers", self.max_strangers, 1, 65536)
         for name in ("handshake_timeout", "connect_timeout", "stall_timeout"):
             _checks.seconds(f"transport.tcp.{name}", getattr(self, name))
+        tls = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+        absent = [name for name, value in tls.items() if value is None]
+        if absent and len(absent) < len(tls):
+            raise InvalidArgument(
+                "TLS needs all three files",
+                field=f"transport.tcp.{absent[0]}",
+                expected="a path, since transport.tcp." + next(n for n in tls if n not in absent) + " is set",
+            )
         if not self.host:
             raise InvalidArgument("empty", field="transport.tcp.host", expected="an address to listen on")
         if self.host in ("0.0.0.0", "::", "*") and not self.advertise:

@@ -8,6 +8,7 @@ import hmac
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,34 +16,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import TransportError
-from hawk.transports._threads import Crew
-from hawk.transports._vectors import Vectors
-from hawk.transports.tcp import _wire
+from hawk.transports._threads import Crew, shut
+from hawk.transports.tcp import _tls, _wire
 
 if TYPE_CHECKING:
     from hawk.memory.region import I64
     from hawk.transports._grants import GrantTable, Held
     from hawk.transports.tcp._config import TcpConfig
+    from hawk.transports.tcp._tls import Tls
 
 _ACCEPT_BATCH = 64
 _ACCEPT_PAUSE = 0.1
 
 
 class _Stranger:
-    """A connection that has not said hello: its bytes so far, never more than a hello has."""
+    """A connection that has not said hello: its bytes so far, never more than a hello has.
 
-    __slots__ = ("deadline", "got", "sock")
+    shaking    TLS has not agreed yet
+    """
+
+    __slots__ = ("deadline", "got", "shaking", "sock")
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
         self.deadline = deadline
         self.got = bytearray()
+        self.shaking = isinstance(sock, ssl.SSLSocket)
 
 
 class Server:
     """Listens, admits and serves.  Everything but `start`, `evict` and `close` runs in its own threads."""
 
-    def __init__(self, config: TcpConfig, grants: GrantTable, token: bytes) -> None:
+    def __init__(self, config: TcpConfig, grants: GrantTable, token: bytes, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._config = config
         self._grants = grants
         self._token = token
@@ -91,8 +97,7 @@ class Server:
         with self._lock:
             # One that is not in the set any more is closed, and its descriptor may be another's by now.
             if isinstance(guest, socket.socket) and guest in self._connections:
-                with contextlib.suppress(OSError):
-                    guest.shutdown(socket.SHUT_RDWR)
+                shut(guest)
 
     async def close(self) -> None:
         """Closes the listener and every connection; returns when their threads have ended."""
@@ -163,6 +168,12 @@ class Server:
                     return False
                 continue  # the caller went away while it waited
             sock.setblocking(False)
+            if self._tls is not None:
+                try:
+                    sock = self._tls.welcome(sock)
+                except OSError:
+                    sock.close()
+                    continue  # as above
             if len(strangers) >= self._config.max_strangers:
                 self._drop_oldest(strangers, selector)
             strangers[sock.fileno()] = _Stranger(sock, time.monotonic() + self._config.handshake_timeout)
@@ -180,20 +191,23 @@ class Server:
 
     def _listen_to(self, fd: int, strangers: dict[int, _Stranger], selector: selectors.BaseSelector) -> None:
         stranger = strangers[fd]
-        got = stranger.got
+        got, size = stranger.got, _wire.HELLO.size
         try:
-            data = stranger.sock.recv(_wire.HELLO.size - len(got))
-        except BlockingIOError:
+            if stranger.shaking and isinstance(stranger.sock, ssl.SSLSocket):
+                stranger.sock.do_handshake()
+                stranger.shaking = False
+            while len(got) < size and _wire.HELLO_MAGIC.startswith(bytes(got[:8])):
+                data = stranger.sock.recv(size - len(got))
+                if not data:
+                    break
+                got += data
+        except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError:
-            data = b""
-        got += data
-        early = len(got) < _wire.HELLO.size
-        if data and early and _wire.HELLO_MAGIC.startswith(bytes(got[:8])):
-            return
+            got.clear()
         del strangers[fd]
         selector.unregister(stranger.sock)
-        if not early and self._admit(stranger.sock, bytes(got)):
+        if len(got) == size and self._admit(stranger.sock, bytes(got)):
             return
         stranger.sock.close()
 
@@ -227,7 +241,7 @@ class Server:
     def _serve(self, sock: socket.socket) -> None:
         try:
             _wire.tune(sock, self._config.socket_buffer)
-            _wire.limit_wait(sock, socket.SO_SNDTIMEO, self._config.stall_timeout)
+            _wire.limit_send(sock, self._config.stall_timeout)
             sock.sendall(_wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.OK, 0))
             while (request := self._receive(sock)) is not None:
                 self._answer(sock, *request)
@@ -241,10 +255,11 @@ class Server:
     def _receive(self, sock: socket.socket) -> tuple[bytes, I64, I64, int] | None:
         """One request: key, offsets, lengths and their sum; None at a clean end."""
         header = bytearray(_wire.REQUEST.size)
+        _wire.limit_receive(sock, 0.0)
         got = sock.recv_into(header)  # as long as it takes: links are kept open between jobs
         if got == 0:
             return None
-        _wire.limit_wait(sock, socket.SO_RCVTIMEO, self._config.handshake_timeout)
+        _wire.limit_receive(sock, self._config.handshake_timeout)
         if _wire.receive_exactly(sock, memoryview(header)[got:]) < len(header) - got:
             return None
         magic, count, total, key = _wire.REQUEST.unpack(header)
@@ -253,7 +268,6 @@ class Server:
         table = bytearray(16 * count)
         if _wire.receive_exactly(sock, memoryview(table)) < len(table):
             return None
-        _wire.limit_wait(sock, socket.SO_RCVTIMEO, 0.0)
         ranges = np.frombuffer(table, dtype="<i8").reshape(count, 2)
         offset, length = ranges[:, 0], ranges[:, 1]
         # Below 2^62 no sum can overflow; what lies past the region is denied by the grant's bounds.
@@ -264,6 +278,7 @@ class Server:
         return key, offset, length, total
 
     def _answer(self, sock: socket.socket, key: bytes, offset: I64, length: I64, total: int) -> None:
+        _wire.limit_send(sock, self._config.stall_timeout)
         low, high = int(offset.min()), int((offset + length).max())
         held = self._grants.enter(key, low, high, sock)
         if held is None:
@@ -277,10 +292,13 @@ class Server:
     def _stream(self, sock: socket.socket, held: Held, offset: I64, length: I64, total: int) -> None:
         region = self._grants.region
         assert region is not None
-        sock.sendall(_wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.OK, total), socket.MSG_MORE)
-        vectors = Vectors(offset + region.address, length)
-        fd, chunk = sock.fileno(), self._config.chunk
+        answer = _wire.ANSWER.pack(_wire.ANSWER_MAGIC, _wire.OK, total)
+        if isinstance(sock, ssl.SSLSocket):
+            sock.sendall(answer)
+        else:
+            sock.sendall(answer, socket.MSG_MORE)
+        vectors = _tls.vectors(sock, offset + region.address, length)
         while vectors.done < total:
             if held.revoked:
                 raise _wire.BadWire("revoked in mid-stream")
-            vectors.send(fd, chunk)
+            vectors.send(sock, self._config.chunk)

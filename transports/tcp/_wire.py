@@ -6,13 +6,15 @@
     server -> reader   answer   magic 4, status u32, bytes u64                     then that many bytes
 
 The token is the serving instance's, and travels in its endpoint through the control plane.  It admits a
-connection and gives access to nothing; the key of a request does that.
+connection and gives access to nothing; the key of a request does that.  All of this is inside TLS 1.3 where the
+settings name certificates.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import struct
 
 HELLO = struct.Struct("<8sI16s")
@@ -50,11 +52,25 @@ def receive_exactly(sock: socket.socket, view: memoryview) -> int:
     return done
 
 
-def limit_wait(sock: socket.socket, option: int, seconds: float) -> None:
-    """Sets SO_RCVTIMEO or SO_SNDTIMEO; 0 waits for ever.
+def limit_receive(sock: socket.socket, seconds: float) -> None:
+    """How long receiving may wait; 0 waits for ever.  Said anew after every `limit_send`."""
+    _limit(sock, socket.SO_RCVTIMEO, seconds)
 
-    The kernel's own limits, since Python's would make the socket non-blocking under our direct system calls.
+
+def limit_send(sock: socket.socket, seconds: float) -> None:
+    """How long sending may wait; 0 waits for ever.  Said anew after every `limit_receive`."""
+    _limit(sock, socket.SO_SNDTIMEO, seconds)
+
+
+def _limit(sock: socket.socket, option: int, seconds: float) -> None:
+    """The kernel's own limits, since Python's would make the socket non-blocking under our direct system calls.
+
+    TLS makes none of those, and takes the kernel's limits for a reason to try again: it gets Python's, of which there
+    is one for both directions.
     """
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(seconds or None)
+        return
     whole = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, int((seconds - whole) * 1e6)))
 

@@ -72,3 +72,28 @@ def test_values_that_only_together_are_wrong_are_one_problem(tmp_path: Path) -> 
 def test_a_file_that_is_not_toml_is_that_one_problem(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "[agent\n", {"HAWK_AGENT__ROLE": "prefil"})
     assert "is not TOML" in problem
+
+
+def test_paths_of_a_transport_count_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[transport.tcp]\ntls_cert = "a.pem"\ntls_key = "/keys/a.key"\n')
+    config, _ = load_config(file, {"HAWK_TRANSPORT__TCP__TLS_CA": "ca.pem"}, complete=False)
+    tcp = config.transport.options["tcp"]
+    assert tcp.tls_cert == tmp_path / "a.pem"
+    assert tcp.tls_key == Path("/keys/a.key")
+    assert tcp.tls_ca == Path.cwd() / "ca.pem"
+
+
+def test_a_part_of_what_tls_needs_is_told_at_the_table(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[transport.tcp]\ntls_cert = "a.pem"\n')
+    with pytest.raises(ConfigError, match=r"transport\.tcp\.tls_key: TLS needs all three files"):
+        load_config(file, {}, complete=False)
+
+
+@pytest.mark.parametrize("value", ["0", "-0.5", "1.5", '"much"', "nan"])
+def test_a_sample_is_a_part(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f"[integrity]\nsample = {value}\n")
+    with pytest.raises(ConfigError, match=r"node\.toml:2: integrity\.sample"):
+        load_config(file, {}, complete=False)

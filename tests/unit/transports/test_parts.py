@@ -87,12 +87,12 @@ def test_vectors_scatter_and_gather(lengths: list[int], send_limit: int, receive
 
         def send() -> None:
             while gather.done < gather.total:
-                gather.send(here.fileno(), send_limit)
+                gather.send(here, send_limit)
 
         thread = threading.Thread(target=send)
         thread.start()
         while spread.done < spread.total:
-            spread.receive(there.fileno(), receive_limit)
+            spread.receive(there, receive_limit)
         thread.join()
     targets.check(segments, source)
 
@@ -104,12 +104,12 @@ def test_vectors_report_a_far_side_that_ends_early() -> None:
     with there:
         with here:
             here.send(b"abc")
-        vectors.receive(there.fileno(), 100)
+        vectors.receive(there, 100)
         assert vectors.done == 3
         with pytest.raises(ConnectionResetError):
-            vectors.receive(there.fileno(), 100)
+            vectors.receive(there, 100)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        vectors.receive(there.fileno(), 100)
+        vectors.receive(there, 100)
     assert bytes(target[:4]) == b"abc\x00"
 
 
