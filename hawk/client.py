@@ -29,24 +29,23 @@ from hawk.arguments import (
     ticket_text,
 )
 from hawk.cache import CacheSpec, KVCache
-from hawk.connection import CALL_TIMEOUT, Connection
+from hawk.connection import CALL_TIMEOUT
 from hawk.control import frames
 from hawk.control.messages import (
     Allocate,
     Allocated,
-    AskStatus,
     BufferRef,
     Offer,
     Offered,
     Register,
     Registered,
     ReleaseCache,
-    Status,
 )
 from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
 from hawk.memory import shared
 from hawk.memory.received import map_received
+from hawk.operator import Operator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +59,7 @@ __all__ = ["CALL_TIMEOUT", "Client", "block_table", "connect"]
 _HERE = bytes(16)
 
 
-class Client(Connection):
+class Client(Operator):
     """A connection to the agent of this node.  Make it with `hawk.connect`, use it as an async context manager.
 
     name, role     of the agent
@@ -228,10 +227,6 @@ class Client(Connection):
             ttft=0.0 if ttft is None else duration(ttft, "ttft"),
             abort_timeout=duration(abort_timeout, "abort_timeout"),
         )
-
-    async def status(self) -> Status:
-        """The agent's pools and counts."""
-        return await self.call(AskStatus(0), Status)
 
 
 def connect(address: str | Agent | None = None, *, timeout: float | str = "10s") -> Client:

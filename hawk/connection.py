@@ -17,6 +17,7 @@ from hawk.control.beat import Beat
 from hawk.control.channel import Channel
 from hawk.control.frames import Codec, encode_body
 from hawk.control.messages import (
+    QUIET,
     AbortFetch,
     Attach,
     Attached,
@@ -57,14 +58,18 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Connection:
-    """Connects to one agent; belongs to the event loop and the process that opened it."""
+    """Connects to one agent; belongs to the event loop and the process that opened it.
 
-    def __init__(self, address: str, *, timeout: float = 10.0) -> None:
+    quiet   the agent does not log that we came and went; for tools that come often and leave nothing
+    """
+
+    def __init__(self, address: str, *, timeout: float = 10.0, quiet: bool = False) -> None:
         self.address = address
         self.name = ""
         self.role = ""
         self.memories: list[MemoryInfo] = []
         self._timeout = timeout
+        self._software = f"hawk/{__version__}{QUIET if quiet else ''}"
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sockets: Sockets | None = None
@@ -111,7 +116,7 @@ class Connection:
             self._channel.start()
             await self._channel.up(self._timeout)
             attached = await self.call(
-                Attach(0, token, os.getpid(), f"hawk/{__version__}"), Attached, timeout=self._timeout
+                Attach(0, token, os.getpid(), self._software), Attached, timeout=self._timeout
             )
         except BaseException as error:
             await self.close()
@@ -140,6 +145,11 @@ class Connection:
                 self._link.close()
             if self._sockets is not None:
                 self._sockets.close()
+
+    @property
+    def version(self) -> int:
+        """The protocol version that is spoken with the agent; 0 before the connection is open."""
+        return 0 if self._channel is None else self._channel.version
 
     def _agent_gone(self) -> None:
         self._lose(PeerLost("the agent's process is gone", address=self.address))

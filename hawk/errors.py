@@ -276,9 +276,14 @@ class Aborted(JobError):
 
 
 class Draining(JobError):
-    """The agent is shutting down and takes no new jobs."""
+    """The agent is leaving and takes no new jobs; the facts name it (`agent`) and say where to `retry`: elsewhere."""
 
     code = "draining"
+
+    @classmethod
+    def refused(cls, agent: str, what: str) -> Draining:
+        """What the agent `agent` answers to new work: not here, not later; another agent may."""
+        return cls(f"the agent is leaving and takes no new {what}", agent=agent, retry="elsewhere")
 
 
 class StillDraining(JobError):

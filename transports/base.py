@@ -115,6 +115,10 @@ class Transport(ABC):
     async def close(self) -> None:
         """Revokes every grant, closes every link and listener.  Safe to call twice."""
 
+    def trouble(self) -> str | None:
+        """Why a transport that was started serves nobody any more, or None while it does."""
+        return None
+
     @property
     @abstractmethod
     def endpoint(self) -> dict[str, str]:

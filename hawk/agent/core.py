@@ -6,22 +6,26 @@ import asyncio
 import contextlib
 import functools
 import os
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from hawk._version import __version__
+from hawk.agent.draining import Drainer
 from hawk.agent.limits import Limits
+from hawk.agent.report import not_ready
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
 from hawk.control.discovery import StaticPeers
 from hawk.control.frames import generation
 from hawk.control.keys import load_pair, load_peers
-from hawk.control.messages import Hello, PoolStatus, Status, Welcome
+from hawk.control.messages import Hello, Welcome
 from hawk.control.sidecar import Sidecar, sidecar_path
 from hawk.control.sockets import Sockets
 from hawk.errors import InvalidArgument, NotViable
 from hawk.jobs.caches import CacheBook
 from hawk.jobs.fetch import FetchContext
+from hawk.jobs.ledger import Ledger
 from hawk.jobs.links import Links
 from hawk.jobs.offers import OfferBook
 from hawk.jobs.peers import Peers
@@ -105,10 +109,13 @@ class Agent:
         self.caches = CacheBook()
         self.memories: dict[str, Memory] = {}
         self.transports: dict[str, Transport] = {}
-        self.draining = False
         self.fetching = 0
         self.endings: Counter[str] = Counter()
-        self._fetches_done = asyncio.Event()
+        self.software = SOFTWARE
+        self.began = time.monotonic()
+        self.up = False
+        self.ledger = Ledger()
+        self.drainer = Drainer(self)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Agent:
@@ -176,6 +183,7 @@ class Agent:
         stack.callback(self._sidecar.close)
         self.service.start()
         stack.push_async_callback(self.service.close)
+        self.up = True
         log.info(
             "agent up",
             name=config.agent.name,
@@ -247,14 +255,17 @@ class Agent:
             generation=self.generation,
             admission=limits.serving,
             refuse=lambda: self.wrong_role("prefill"),
+            ledger=self.ledger,
+            on_ended=self.drainer.touch,
         )
         self.serving.start()
         self._stack.push_async_callback(self.serving.close)
         links = Links(self.transports)
         self._stack.push_async_callback(links.close)
+        self.directory = StaticPeers(config.peers)
         self.peers = Peers(
             self.sockets,
-            StaticPeers(config.peers),
+            self.directory,
             known,
             self._hello,
             beat=beat,
@@ -289,11 +300,16 @@ class Agent:
 
         self._stack.push_async_callback(stop)
         if self.config.agent.observe:
-            server = ObserveServer(self.config.agent.observe, self.metrics, self.not_ready)
+            server = ObserveServer(self.config.agent.observe, self.metrics, lambda: not_ready(self))
             await server.start()
             self._stack.push_async_callback(server.close)
 
     # -- what the parts ask of it ------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new work."""
+        return self.drainer.draining
 
     @property
     def advertised_address(self) -> str:
@@ -305,10 +321,12 @@ class Agent:
         return {name: transport.endpoint for name, transport in self.transports.items()}
 
     def _hello(self) -> Hello:
-        return Hello(self.config.agent.name, self.config.agent.role, SOFTWARE, self._endpoints())
+        agent = self.config.agent
+        return Hello(agent.name, agent.role, SOFTWARE, self._endpoints(), self.draining)
 
     def _welcome(self) -> Welcome:
-        return Welcome(self.config.agent.name, self.config.agent.role, SOFTWARE, self._endpoints())
+        agent = self.config.agent
+        return Welcome(agent.name, agent.role, SOFTWARE, self._endpoints(), self.draining)
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises `InvalidArgument` naming those there are."""
@@ -331,68 +349,18 @@ class Agent:
             expected=f"{needed} or both",
         )
 
-    def not_ready(self) -> str | None:
-        """Why the agent takes no new jobs just now, or None if it does."""
-        if self.draining:
-            return "draining"
-        if self.arena.allocator.free_bytes == 0:
-            return "the arena is full"
-        return None
-
     def fetch_done(self, ending: str) -> None:
         """A fetch has ended."""
         self.endings[ending] += 1
-        if self.fetching == 0:
-            self._fetches_done.set()
-
-    def status(self, call: int) -> Status:
-        """Pools and counts, for `hawk status` and for tests that count what is left."""
-        allocator = self.arena.allocator
-        free, kept, total = allocator.free_bytes, allocator.quarantined_bytes, self.arena.region.nbytes
-        pools = [PoolStatus("arena", total, free, total - free - kept, kept)]
-        for name, memory in self.memories.items():
-            whole, spare = memory.channels * memory.channel_bytes, sum(memory.free_bytes())
-            pools.append(PoolStatus(name, whole, spare, whole - spare, 0))
-        entries = self.caches.entries()
-        return Status(
-            id=call,
-            name=self.config.agent.name,
-            role=self.config.agent.role,
-            control=self.control_address,
-            peers=self.peers.states(),
-            pools=pools,
-            offers=len(self.offers),
-            serving=self.serving.jobs,
-            fetching=self.fetching,
-            caches=len(entries),
-            blocks_owned=sum(len(e.owners) for e in entries),
-            blocks_quarantined=sum(len(e.quarantined) for e in entries),
-            endings=dict(self.endings),
-            transports={
-                name: ", ".join(f"{k}={v}" for k, v in t.endpoint.items())
-                for name, t in self.transports.items()
-            },
-        )
+        self.drainer.touch()
 
     # -- ending ------------------------------------------------------------------------------------------
 
     async def drain(self, timeout: float) -> bool:
         """Takes no new jobs and waits until the running ones have ended; False if `timeout` seconds were not enough."""
-        self.draining = True
-        self.serving.drain()
-        log.info("draining", serving=self.serving.jobs, fetching=self.fetching, offers=len(self.offers))
-        try:
-            async with asyncio.timeout(timeout):
-                while self.fetching:
-                    self._fetches_done.clear()
-                    await self._fetches_done.wait()
-                await self.serving.idle()
-        except TimeoutError:
-            log.warning("jobs cut off", serving=self.serving.jobs, fetching=self.fetching)
-            return False
-        return True
+        return await self.drainer.hurry(timeout)
 
     async def close(self) -> None:
         """Ends every job (those still running fail, named) and closes every part.  Safe to call twice."""
-        self.draining = True
+        self.drainer.close()
         await self._stack.aclose()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hawk.control.messages import FetchEnded, Progress, StartFetch, decode_ticket, unpack_blocks
 from hawk.errors import Aborted, Draining, HawkError, InvalidArgument
 from hawk.jobs.fetch import FetchJob, FetchRequest
+from hawk.jobs.ledger import Look
 from hawk.jobs.states import State, forget_frames
 from hawk.observe.log import get as get_log
 
@@ -18,8 +19,19 @@ if TYPE_CHECKING:
     from hawk.agent.core import Agent
     from hawk.agent.sessions import Session
     from hawk.control.messages import LocalMessage
+    from hawk.jobs.ledger import Entry
 
 log = get_log("hawk.agent.fetching")
+
+_PHASES = {
+    State.RESERVING: "own",
+    State.CONNECTING: "connect",
+    State.REQUESTED: "accept",
+    State.RECEIVING: "read",
+    State.RELEASING: "release",
+}
+_COUNTED = ("connect", "accept", "flush", "release", "total")
+"""Phases of a fetch that are counted at its end; those of its chunks are counted one by one."""
 
 
 def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[LocalMessage], None]) -> None:
@@ -30,7 +42,7 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
     if refused is not None:
         raise refused
     if agent.draining:
-        raise Draining("the agent is shutting down and takes no new fetches")
+        raise Draining.refused(agent.config.agent.name, "fetches")
     request = _request(agent, session, message)
     place = agent.limits.fetching.enter(early=request.early)
 
@@ -39,8 +51,30 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
 
     job = FetchJob(agent.fetch_context, request, progress, place)
     agent.fetching += 1
-    task = asyncio.get_running_loop().create_task(_run(agent, session, job, reply))
+    entry = agent.ledger.open(
+        message.job,
+        "fetch",
+        request=request.request,
+        peer=request.source,
+        seconds=request.timeout,
+        look=lambda: _look(job),
+    )
+    task = asyncio.get_running_loop().create_task(_run(agent, session, job, entry, reply))
     session.fetches[message.job] = (job, task)
+
+
+def _look(job: FetchJob) -> Look:
+    result = job.result
+    return Look(
+        job.state.value,
+        _PHASES.get(job.state, ""),
+        result.attempt,
+        result.transport,
+        result.mode,
+        result.nbytes,
+        job.total,
+        result.phases,
+    )
 
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
@@ -75,7 +109,9 @@ def _request(agent: Agent, session: Session, message: StartFetch) -> FetchReques
     )
 
 
-async def _run(agent: Agent, session: Session, job: FetchJob, reply: Callable[[LocalMessage], None]) -> None:
+async def _run(
+    agent: Agent, session: Session, job: FetchJob, entry: Entry, reply: Callable[[LocalMessage], None]
+) -> None:
     request, ending = job.request, "cancelled"
     error: HawkError | None = None
     try:
@@ -99,9 +135,13 @@ async def _run(agent: Agent, session: Session, job: FetchJob, reply: Callable[[L
     finally:
         agent.fetching -= 1
         session.fetches.pop(request.job, None)
+        agent.ledger.close(entry, ending, "" if error is None else str(error))
         agent.fetch_done(ending)
     agent.metrics.job(ending, "fetch", job.result.transport)
     agent.metrics.moved("in", job.result.transport, job.result.nbytes)
+    for phase in _COUNTED:
+        if phase in job.result.phases:
+            agent.metrics.phase(phase, job.result.phases[phase])
     (log.info if error is None else log.warning)(
         "fetch ended",
         request=request.request,

@@ -31,7 +31,7 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
     if refused is not None:
         raise refused
     if agent.draining:
-        raise Draining("the agent is shutting down and takes no new offers")
+        raise Draining.refused(agent.config.agent.name, "offers")
     cache = agent.caches.get(message.cache, session.token)
     _check(message, cache)
     selection = Selection(layer=0, layers=cache.layout.shape.layers, token=0, tokens=message.tokens)

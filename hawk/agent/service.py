@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hawk.agent import fetching, offering
+from hawk.agent import fetching, offering, report
 from hawk.agent.outbox import Outbox
 from hawk.agent.sessions import Session, allocate_cache, hand_over, map_registered
 from hawk.control.frames import Codec
 from hawk.control.messages import (
+    QUIET,
     AbortFetch,
     Allocate,
+    AskJobs,
+    AskPeers,
     AskStatus,
     Attach,
     Attached,
     AwaitOffer,
     Done,
+    Drain,
     Failed,
     LayersReady,
     LocalMessage,
@@ -80,6 +84,11 @@ class Service:
         """Begins to answer."""
         self.server.start()
 
+    @property
+    def clients(self) -> int:
+        """Clients that are attached."""
+        return len(self._by_identity)
+
     # -- sessions ----------------------------------------------------------------------------------------
 
     def opened(self, token: bytes, connection: DescriptorLink) -> None:
@@ -124,7 +133,7 @@ class Service:
         for cache in self._agent.caches.of_session(session.token):
             self._agent.caches.close(cache)
         await fetching.stop_all(session, error)
-        log.info("client left", pid=session.pid)
+        (log.debug if session.quiet else log.info)("client left", pid=session.pid)
 
     async def close(self) -> None:
         """Ends every fetch (its client is told), then every session, then the socket."""
@@ -188,7 +197,10 @@ class Service:
         ]
         name, role = agent.config.agent.name, agent.config.agent.role
         self._reply(session, Attached(message.id, name, role, f"{agent.generation:016x}", memories))
-        log.info("client attached", pid=session.pid, software=message.software)
+        session.quiet = message.software.endswith(QUIET)
+        (log.debug if session.quiet else log.info)(
+            "client attached", pid=session.pid, software=message.software
+        )
 
     async def _call(self, session: Session, call: int, message: LocalMessage) -> None:
         try:
@@ -230,7 +242,18 @@ class Service:
             case AbortFetch(job=job):
                 await fetching.abort(session, job)
             case AskStatus():
-                return agent.status(call)
+                return report.status(agent, call)
+            case AskPeers():
+                return report.peers(agent, call)
+            case AskJobs():
+                return report.jobs(agent, message)
+            case Drain(resume=True):
+                agent.drainer.resume()
+                return agent.drainer.report(call)
+            case Drain(timeout=timeout):
+                agent.drainer.begin()
+                await agent.drainer.wait(timeout)
+                return agent.drainer.report(call)
             case _:
                 raise BadFrame("this message is not a client's to send", got=type(message).__name__)
         return Done(call)
@@ -257,3 +280,4 @@ class Service:
     def offer_ended(self, entry: OfferEntry) -> None:
         """An offer is over and its source blocks are free."""
         offering.ended(self._agent, self._sessions.get(entry.cache.session), entry)
+        self._agent.drainer.touch()

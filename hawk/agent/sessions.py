@@ -45,6 +45,7 @@ class Session:
     identity      its control connection; empty until it has attached
     offers        requests it has offered
     fetches       its running fetches by job id, with their tasks
+    quiet         it only looks on, and its coming and going is not worth a line
     """
 
     token: bytes
@@ -56,6 +57,7 @@ class Session:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     outbox: Outbox | None = None
     closed: bool = False
+    quiet: bool = False
 
 
 async def map_registered(

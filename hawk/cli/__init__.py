@@ -19,6 +19,7 @@ from hawk.cli.config import config
 from hawk.cli.demo import demo
 from hawk.cli.keys import keys
 from hawk.cli.layout import layout
+from hawk.cli.operate import drain, job, jobs, peers, status
 from hawk.errors import ConfigError, HawkError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def cli() -> None:
     """Moves KV caches between accelerators that disagree about memory layout."""
 
 
-for _command in (bench, config, demo, keys, layout):
+for _command in (bench, config, demo, drain, job, jobs, keys, layout, peers, status):
     cli.add_command(_command)
 
 

@@ -22,6 +22,10 @@ class Directory(ABC):
         Raises `UnknownPeer` if there is none.  Bounded in time by the implementation.
         """
 
+    def configured(self) -> dict[str, str]:
+        """The peers that are known beforehand, by name, and where they are said to be; for lists."""
+        return {}
+
     async def close(self) -> None:
         """Gives back what the directory holds open.  Safe to call twice."""
         return
@@ -37,6 +41,10 @@ class StaticPeers(Directory):
     def names(self) -> list[str]:
         """All known names, sorted."""
         return sorted(self._peers)
+
+    def configured(self) -> dict[str, str]:
+        """The whole table."""
+        return dict(self._peers)
 
     async def resolve(self, name: str) -> str:
         """The configured address; an unknown name's error lists those that are known, and the nearest."""

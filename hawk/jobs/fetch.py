@@ -155,6 +155,11 @@ class FetchJob(Stoppable):
         self._blocks = 0
         self._total = 0
 
+    @property
+    def total(self) -> int:
+        """Bytes that will come, 0 until that is known."""
+        return self._total
+
     def _move_to(self, state: State) -> None:
         self.state = state
         self._on_progress(state, self.result.nbytes, self._total)

@@ -12,7 +12,7 @@ import msgspec
 from hawk.control.beat import Beat
 from hawk.control.channel import Channel
 from hawk.control.frames import Codec
-from hawk.control.messages import Hello, PeerMessage, Welcome
+from hawk.control.messages import Hello, Notice, PeerMessage, Refused, Welcome
 from hawk.errors import (
     Aborted,
     Busy,
@@ -21,6 +21,7 @@ from hawk.errors import (
     PeerLost,
     PeerUnreachable,
     UnknownPeer,
+    from_wire,
 )
 from hawk.observe.log import get as get_log
 
@@ -35,6 +36,9 @@ log = get_log("hawk.jobs.peers")
 
 PEER_CODEC: Codec[PeerMessage] = Codec(msgspec.msgpack.Decoder(PeerMessage))
 
+NOTICE_VERSION = 2
+"""The protocol version since which peers know `Notice` and `Refused`; others are told nothing, which harms nobody."""
+
 _HELLO_AGAIN = 1.0
 
 
@@ -43,6 +47,7 @@ class PeerSession:
 
     name         the peer's name
     endpoints    how its memory can be read, by transport; empty until it said so
+    role, software, draining    what else it said of itself
     users        jobs that use the session, or wait for it
     """
 
@@ -61,6 +66,9 @@ class PeerSession:
         self.address = address
         self.users = 0
         self.endpoints: dict[str, dict[str, str]] = {}
+        self.role = ""
+        self.software = ""
+        self.draining = False
         self._hello = hello
         self._on_end = on_end
         self._jobs: dict[str, tuple[Callable[[PeerMessage], None], Callable[[HawkError], None]]] = {}
@@ -153,11 +161,25 @@ class PeerSession:
             else:
                 self._refused = None
                 self.endpoints = {name: dict(facts) for name, facts in message.endpoints.items()}
+                self.role, self.software = message.role, message.software
+                self._drains(message.draining)
             self._welcomed.set()
+            return
+        if isinstance(message, Refused):
+            self._refused = from_wire(message.error)
+            self._welcomed.set()
+            return
+        if isinstance(message, Notice):
+            self._drains(message.draining)
             return
         entry = self._jobs.get(getattr(message, "job", ""))
         if entry is not None:
             entry[0](message)
+
+    def _drains(self, draining: bool) -> None:
+        if draining != self.draining:
+            self.draining = draining
+            log.info("peer drains" if draining else "peer takes jobs again", peer=self.name)
 
     def _lost(self, error: HawkError) -> None:
         log.warning("peer lost", peer=self.name, reason=str(error))
@@ -208,6 +230,17 @@ class Peers:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def sessions(self) -> list[PeerSession]:
+        """All of them, the longest unused first."""
+        return list(self._sessions.values())
+
+    def notify(self, *, draining: bool) -> None:
+        """Tells every peer that knows the word whether this agent drains."""
+        for session in self.sessions:
+            if session.state == "up" and session.version >= NOTICE_VERSION:
+                session.send(Notice(draining))
 
     def states(self) -> dict[str, str]:
         """Name to state of every peer; of a peer with several addresses the best state."""

@@ -98,6 +98,7 @@ class ServeJob(Stoppable):
     place       its place among the jobs of this agent
     send        puts a message on the way to it; never waits, never raises
     version     the protocol version that the agent spoke when it asked
+    phase       what it does or waits for now: offer, turn, layers, plan, reserve, retile, release
     """
 
     context: ServeContext
@@ -117,6 +118,7 @@ class ServeJob(Stoppable):
     _due: float = math.inf
     _left: int = 0
     bytes_prepared: int = 0
+    phase: str = "offer"
 
     def __post_init__(self) -> None:
         Stoppable.__init__(self)
@@ -239,7 +241,7 @@ class ServeJob(Stoppable):
         )
         self._left = chunk_bytes(target, selection, everything)
         self.place.arrived()
-        self.state = State.QUEUED
+        self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))
         self._lease = Lease(context.lease, self._lease_ran_out)
         self.state = State.PREPARING
@@ -263,12 +265,14 @@ class ServeJob(Stoppable):
             return planned.nbytes, out.plan(planned)
 
         for number, chunk in enumerate(chunks):
+            self.phase = "layers"
             await offer.until_layers(chunk.layer + chunk.layers)
+            self.phase = "plan"
             began = time.perf_counter()
             nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
             context.metrics.phase("plan", time.perf_counter() - began)
             await self._prepare(number, chunk, nbytes, steps, offer, self._transport)
-        self.state = State.PREPARED
+        self.state, self.phase = State.PREPARED, "release"
         # The source has been read for the last time, and what is left to do is the consumer's.
         self.place.leave()
         await self._released.wait()
@@ -306,7 +310,9 @@ class ServeJob(Stoppable):
             owner=fetch.job,
             transport=fetch.transport,
         )
+        self.phase = "reserve"
         held = await self._shelf.place(number, ask)
+        self.phase = "retile"
         context.metrics.phase("reserve", time.perf_counter() - began)
         offset = held.range.offset
         view = context.room.arena.region.array[offset : offset + nbytes]

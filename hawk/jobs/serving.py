@@ -7,7 +7,17 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from hawk.control.frames import PROTOCOL_VERSION
-from hawk.control.messages import Abort, Ended, Fetch, Hello, PeerMessage, Released, Welcome
+from hawk.control.messages import (
+    Abort,
+    Ended,
+    Fetch,
+    Hello,
+    Notice,
+    PeerMessage,
+    Refused,
+    Released,
+    Welcome,
+)
 from hawk.control.server import Server
 from hawk.errors import (
     Aborted,
@@ -19,6 +29,8 @@ from hawk.errors import (
     PeerLost,
     UnknownRequest,
 )
+from hawk.jobs.guests import Guests
+from hawk.jobs.ledger import Ledger, Look
 from hawk.jobs.peers import PEER_CODEC
 from hawk.jobs.serve import ServeContext, ServeJob
 from hawk.jobs.states import State, settle
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from hawk.control.sockets import Endpoint
     from hawk.control.zap import Zap
     from hawk.jobs.admission import Admission, Place
+    from hawk.jobs.ledger import Entry
 
 log = get_log("hawk.jobs.serving")
 
@@ -51,6 +64,8 @@ class Serving:
 
     admission   how many jobs are served at a time
     refuse      says why this agent serves nothing at all, or None where it does
+    ledger      where jobs are entered
+    on_ended    called after every job's end
     """
 
     def __init__(
@@ -64,9 +79,14 @@ class Serving:
         generation: int,
         admission: Admission,
         refuse: Callable[[], HawkError | None] = lambda: None,
+        ledger: Ledger | None = None,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.context = context
         self.draining = False
+        self._promised = True
+        self._ledger = Ledger() if ledger is None else ledger
+        self._on_ended = on_ended
         self.server: Server[PeerMessage] = Server(
             endpoint,
             PEER_CODEC,
@@ -78,10 +98,9 @@ class Serving:
             own_generation=generation,
         )
         self._welcome = welcome
+        self.guests = Guests(self.server.peers, welcome, self.send, self._bad)
         self.admission = admission
         self._refuse = refuse
-        # Name and generation; of the latest only, but of all who are there now.
-        self._names: dict[bytes, tuple[str, int]] = {}
         self._jobs: dict[tuple[bytes, str], ServeJob] = {}
         self._tasks: dict[tuple[bytes, str], asyncio.Task[None]] = {}
         self._past: OrderedDict[tuple[bytes, str], Released | Ended] = OrderedDict()
@@ -106,9 +125,12 @@ class Serving:
 
     def _take(self, identity: bytes, header: Header, message: PeerMessage) -> None:
         if isinstance(message, Hello):
-            self._hello(identity, message)
+            self.guests.hello(identity, message)
             return
-        if isinstance(message, Welcome):
+        if isinstance(message, Notice):
+            self.guests.notice(identity, message.draining)
+            return
+        if isinstance(message, Welcome | Refused):
             return
         key = (identity, message.job)
         job = self._jobs.get(key)
@@ -125,34 +147,8 @@ class Serving:
                 self._remember(key, answer)  # its fetch may still be on the way, and nobody wants it any more
             self.send(identity, answer)
 
-    def _hello(self, identity: bytes, message: Hello) -> None:
-        peer = self.server.peers.get(identity)
-        proven = peer.name if peer is not None else ""
-        if proven and proven != message.name:
-            self._bad(
-                identity,
-                BadFrame("the peer calls itself by another's name", got=message.name, expected=proven),
-            )
-            return
-        if self._name(identity) != message.name:
-            log.info("peer connected", peer=message.name, role=message.role, software=message.software)
-        self._names[identity] = message.name, 0 if peer is None else peer.generation
-        if len(self._names) > _REMEMBERED:
-            del self._names[next(known for known in self._names if known not in self.server.peers)]
-        self.send(identity, self._welcome())
-
-    def _name(self, identity: bytes) -> str | None:
-        """How the process behind an identity has introduced itself.
-
-        It says so once, and does not know when it was taken for lost meanwhile, because it stood still or its frames
-        went astray; so that is remembered.
-        """
-        peer = self.server.peers.get(identity)
-        name, generation = self._names.get(identity, (None, 0))
-        return name if peer is None or peer.generation == generation else None
-
     def _begin(self, key: tuple[bytes, str], identity: bytes, fetch: Fetch) -> None:
-        consumer = self._name(identity)
+        consumer = self.guests.name(identity)
         try:
             if consumer is None:
                 raise BadFrame("the first word is hello", got="fetch")
@@ -165,12 +161,20 @@ class Serving:
         job = ServeJob(self.context, fetch, consumer, place, lambda m: self.send(identity, m), version)
         self._jobs[key] = job
         self._idle.clear()
-        self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, job))
+        entry = self._ledger.open(
+            fetch.job,
+            "serve",
+            request=fetch.request,
+            peer=consumer,
+            seconds=fetch.deadline,
+            look=lambda: self._look(job),
+        )
+        self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, job, entry))
 
     def _place(self, fetch: Fetch) -> Place:
         """A place for a new job; raises what keeps this agent from serving it."""
-        if self.draining:
-            raise Draining("the agent is shutting down and takes no new jobs")
+        if self.draining and not (self._promised and self.context.offers.find(fetch.request)):
+            raise Draining.refused(self._welcome().name, "jobs")
         refused = self._refuse()
         if refused is not None:
             raise refused
@@ -180,28 +184,40 @@ class Serving:
         early = fetch.wait and self.context.offers.find(fetch.request) is None
         return self.admission.enter(early=early)
 
-    async def _run(self, key: tuple[bytes, str], job: ServeJob) -> None:
+    def _look(self, job: ServeJob) -> Look:
+        transport = self._known(job.fetch.transport)
+        return Look(job.state.value, job.phase, job.fetch.job, transport, nbytes=job.bytes_prepared)
+
+    def _known(self, transport: str) -> str:
+        """The transport's name, or `unknown`: what a peer asked for is no label for metrics."""
+        return transport if transport in self.context.transports else "unknown"
+
+    async def _run(self, key: tuple[bytes, str], job: ServeJob, entry: Entry) -> None:
+        ending, reason = "cancelled", ""
         try:
             error = await job.run()
-            self.context.metrics.job(
-                "released" if error is None else error.code, "serve", job.fetch.transport
-            )
+            ending, reason = ("released", "") if error is None else (error.code, str(error))
+            transport = self._known(job.fetch.transport)
+            self.context.metrics.job(ending, "serve", transport)
+            self.context.metrics.moved("out", transport, job.bytes_prepared)
             (log.info if error is None else log.warning)(
                 "serve ended",
                 request=job.fetch.request,
                 job=job.fetch.job,
                 consumer=job.consumer,
-                ending="released" if error is None else error.code,
-                reason=None if error is None else str(error),
+                ending=ending,
+                reason=reason or None,
                 bytes=job.bytes_prepared,
             )
         finally:
             job.place.leave()
             del self._jobs[key], self._tasks[key]
+            self._ledger.close(entry, ending, reason)
             if job.answer is not None:
                 self._remember(key, job.answer)
             if not self._jobs:
                 self._idle.set()
+            self._on_ended()
 
     def _remember(self, key: tuple[bytes, str], answer: Released | Ended) -> None:
         self._past[key] = answer
@@ -210,10 +226,10 @@ class Serving:
 
     def _bad(self, identity: bytes, error: HawkError) -> None:
         self.context.metrics.bad_frame(error.code)
-        log.warning("bad frame", peer=self._name(identity) or "a stranger", reason=str(error))
+        log.warning("bad frame", peer=self.guests.name(identity) or "a stranger", reason=str(error))
 
     def _gone(self, peer: Peer, error: PeerLost) -> None:
-        name, _ = self._names.get(peer.identity, ("", 0))
+        name = self.guests.gone(peer.identity)
         for (identity, _), job in list(self._jobs.items()):
             if identity == peer.identity:
                 job.stop(PeerLost("the consumer is gone", consumer=name, reason=error.message))
@@ -222,12 +238,19 @@ class Serving:
         """Returns when no job is served."""
         await self._idle.wait()
 
-    def drain(self) -> None:
-        """Takes no new jobs.  Those that wait for an offer end now: none will be made any more."""
-        self.draining = True
+    def drain(self, *, promised: bool = False) -> None:
+        """Takes no new jobs; with `promised`, but those for open offers.
+
+        Jobs that wait for an offer end now: none will be made any more.
+        """
+        self.draining, self._promised = True, promised
         for job in list(self._jobs.values()):
-            if job.state is State.WAITING:
-                job.stop(Draining("the agent is shutting down and takes no new offers"))
+            if job.state is State.WAITING and not self.context.offers.find(job.fetch.request):
+                job.stop(Draining.refused(self._welcome().name, "offers"))
+
+    def accept(self) -> None:
+        """Takes new jobs again."""
+        self.draining = False
 
     async def close(self) -> None:
         """Ends every job and the socket."""

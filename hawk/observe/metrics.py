@@ -22,6 +22,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.last_lag = 0.0
         self._pools: dict[str, PoolReader] = {}
         own = self.registry
         self._jobs = Counter(
@@ -47,7 +48,7 @@ class Metrics:
             registry=own,
         )
         self._fallbacks = Counter(
-            "hawk_fallbacks",
+            "hawk_transport_fallbacks",
             "Jobs tried again over the next transport, by what failed.",
             ["reason"],
             registry=own,
@@ -101,7 +102,8 @@ class Metrics:
 
     def loop_lag(self, seconds: float) -> None:
         """The event loop ran a timer `seconds` late."""
-        self._lag.observe(max(0.0, seconds))
+        self.last_lag = max(0.0, seconds)
+        self._lag.observe(self.last_lag)
 
     def value(self, name: str, **labels: str) -> float:
         """One sample as `/metrics` would show it, for tests and tools; 0 if it was never counted."""

@@ -84,6 +84,10 @@ class ShmTransport(Transport):
         for grant in self._grants.open_grants():
             await self._grants.revoke(grant, None, 0.0)
 
+    def trouble(self) -> str | None:
+        """See `Transport.trouble`."""
+        return None if self._server is not None and self._server.listening else "it does not listen any more"
+
     @property
     def endpoint(self) -> dict[str, str]:
         """The socket's path, the token that admits a connection, and which machine and user that is."""

@@ -88,6 +88,11 @@ class Server:
                 "cannot listen", field="shm.directory", got=error, address=self.path or self._config.directory
             ) from error
 
+    @property
+    def listening(self) -> bool:
+        """Whether the door is kept; its thread closes the listener when it ends, however it ends."""
+        return self._listener is not None and self._listener.fileno() >= 0
+
     def _make_folder(self) -> None:
         if not self._config.directory:
             base = os.environ.get("XDG_RUNTIME_DIR", "")

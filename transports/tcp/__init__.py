@@ -84,6 +84,10 @@ class TcpTransport(Transport):
         for grant in self._grants.open_grants():
             await self.revoke(grant)
 
+    def trouble(self) -> str | None:
+        """See `Transport.trouble`."""
+        return None if self._server is not None and self._server.listening else "it does not listen any more"
+
     @property
     def endpoint(self) -> dict[str, str]:
         """Where we listen, the token that admits a connection, which loopback is ours, and our certificate."""

@@ -92,6 +92,11 @@ class Server:
                 address=f"{host}:{port}",
             ) from error
 
+    @property
+    def listening(self) -> bool:
+        """Whether the door is kept; its thread closes the listener when it ends, however it ends."""
+        return self._listener is not None and self._listener.fileno() >= 0
+
     def evict(self, guest: object) -> None:
         """Cuts a connection, whatever its thread waits in."""
         with self._lock:

@@ -20,6 +20,7 @@ from hawk.control.messages.common import (
     Seconds,
     Wire,
 )
+from hawk.control.messages.operator import AskJobs, AskPeers, Drain, Drained, JobList, PeerList
 
 MOST_CONSUMERS = 4096
 """Claims that one offer can be taken by."""
@@ -255,6 +256,14 @@ class Status(Struct, tag="status", frozen=True, kw_only=True):
     blocks_quarantined: Count
     endings: dict[str, int]
     transports: dict[str, str]
+    generation: Annotated[str, Meta(max_length=16)] = ""
+    software: Annotated[str, Meta(max_length=64)] = ""
+    pid: Count = 0
+    uptime: float = 0.0
+    draining: bool = False
+    not_ready: Annotated[str, Meta(max_length=1024)] = ""
+    clients: Count = 0
+    loop_lag: float = 0.0
 
 
 class Done(Struct, tag="done", frozen=True):
@@ -292,4 +301,10 @@ LocalMessage = (
     | Status
     | Done
     | Failed
+    | AskPeers
+    | PeerList
+    | AskJobs
+    | JobList
+    | Drain
+    | Drained
 )

@@ -25,12 +25,13 @@ from hawk.control.messages.common import (
 
 
 class Hello(Struct, tag="hello", frozen=True):
-    """First word of the connecting side; answered by `Welcome`."""
+    """First word of the connecting side; answered by `Welcome`, or by `Refused`."""
 
     name: Name
     role: Name
     software: Annotated[str, Meta(max_length=64)]
     endpoints: Endpoints
+    draining: bool = False
 
 
 class Welcome(Struct, tag="welcome", frozen=True):
@@ -40,6 +41,19 @@ class Welcome(Struct, tag="welcome", frozen=True):
     role: Name
     software: Annotated[str, Meta(max_length=64)]
     endpoints: Endpoints
+    draining: bool = False
+
+
+class Refused(Struct, tag="refused", frozen=True):
+    """P will not talk with this peer, whose key it knows, and why; since protocol 2."""
+
+    error: Wire
+
+
+class Notice(Struct, tag="notice", frozen=True):
+    """The sender takes no new jobs any more, or takes them again; since protocol 2."""
+
+    draining: bool
 
 
 class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
@@ -168,4 +182,6 @@ PeerMessage = (
     | Released
     | Abort
     | Ended
+    | Refused
+    | Notice
 )

@@ -53,7 +53,7 @@ async def test_a_session_knows_what_its_peer_speaks(version: int) -> None:
 @pytest.mark.parametrize("version", [1, PROTOCOL_VERSION])
 async def test_a_serve_knows_what_its_consumer_speaks(version: int) -> None:
     async with rig() as made:
-        made.server.peers[PEER] = SimpleNamespace(name="", version=version)
+        made.server.peers[PEER] = SimpleNamespace(name="", version=version, generation=0)
         job = made.fetch("", wait=True)
         task = asyncio.create_task(job.run())
         while not made.serving.jobs:

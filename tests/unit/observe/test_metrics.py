@@ -26,7 +26,7 @@ def test_the_documented_names_are_there() -> None:
         'hawk_bytes_total{direction="received",transport="tcp"} 4096.0',
         'hawk_pool_bytes{pool="arena",state="free"} 100.0',
         'hawk_bad_frames_total{reason="magic"} 1.0',
-        'hawk_fallbacks_total{reason="transfer-failed"} 1.0',
+        'hawk_transport_fallbacks_total{reason="transfer-failed"} 1.0',
         "hawk_loop_lag_seconds_sum 0.0",
     ):
         assert line in text.splitlines()

@@ -1,0 +1,115 @@
+"""The agents that read from this one: who each said that it is, and what each has been told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hawk.control.messages import Hello, Notice, PeerMessage, Refused, Welcome
+from hawk.errors import BadFrame, HawkError, PeerUnreachable
+from hawk.jobs.peers import NOTICE_VERSION
+from hawk.observe.log import get as get_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hawk.control.server import Peer
+
+log = get_log("hawk.jobs.guests")
+
+_REMEMBERED = 4096
+"""Introductions kept, of agents that are gone too."""
+
+
+class Guests:
+    """Those who have introduced themselves, by the identity of their connection.
+
+    peers       what the server knows of every connection
+    welcome     how this agent introduces itself
+    send, bad   put a message on the way, and count a frame that should not have come
+    """
+
+    def __init__(
+        self,
+        peers: Mapping[bytes, Peer],
+        welcome: Callable[[], Welcome],
+        send: Callable[[bytes, PeerMessage], None],
+        bad: Callable[[bytes, HawkError], None],
+    ) -> None:
+        self._peers = peers
+        self._welcome = welcome
+        self._send = send
+        self._bad = bad
+        # What each said, and in which generation; of the latest only, but of all who are there now.
+        self._hellos: dict[bytes, tuple[Hello, int]] = {}
+        self._draining: set[bytes] = set()
+
+    def name(self, identity: bytes) -> str | None:
+        """How the process behind an identity has introduced itself, None before it did.
+
+        It says so once, and does not know when it was taken for lost meanwhile, because it stood still or its frames
+        went astray; so that is remembered.
+        """
+        peer = self._peers.get(identity)
+        hello, generation = self._hellos.get(identity, (None, 0))
+        if hello is None or (peer is not None and peer.generation != generation):
+            return None
+        return hello.name
+
+    def hello(self, identity: bytes, message: Hello) -> None:
+        """An agent introduces itself; it is answered, unless it calls itself by another's name."""
+        peer = self._peers.get(identity)
+        proven = peer.name if peer is not None else ""
+        if proven and proven != message.name:
+            fault = BadFrame("the peer calls itself by another's name", got=message.name, expected=proven)
+            self._bad(identity, fault)
+            self._refuse(identity, message.name, proven)
+            return
+        if self.name(identity) != message.name:
+            log.info("peer connected", peer=message.name, role=message.role, software=message.software)
+        self._hellos[identity] = message, 0 if peer is None else peer.generation
+        if len(self._hellos) > _REMEMBERED:
+            del self._hellos[next(known for known in self._hellos if known not in self._peers)]
+        self.notice(identity, message.draining)
+        self._send(identity, self._welcome())
+
+    def _refuse(self, identity: bytes, called: str, filed: str) -> None:
+        """Says which name its key has here, which whoever proved that it owns the key may know."""
+        if not self._knows_notices(identity):
+            return
+        ours = self._welcome().name
+        error = PeerUnreachable(
+            f"the agent {ours} knows this agent's key by another name, and talks with it by no other",
+            field="agent.name",
+            got=called,
+            expected=filed,
+            hint=f"Name both alike: agent.name here, and the key in the security.peers_file of {ours}",
+        )
+        self._send(identity, Refused(error.to_wire()))
+
+    def notice(self, identity: bytes, draining: bool) -> None:
+        """The agent says whether it drains."""
+        (self._draining.add if draining else self._draining.discard)(identity)
+
+    def gone(self, identity: bytes) -> str:
+        """An agent is gone, or taken for lost; returns its name, empty if it never said one."""
+        self._draining.discard(identity)
+        entry = self._hellos.get(identity)
+        return "" if entry is None else entry[0].name
+
+    def met(self) -> list[tuple[Peer, Hello, bool]]:
+        """Those who are connected, what they said of themselves, and whether each drains."""
+        return [
+            (peer, self._hellos[identity][0], identity in self._draining)
+            for identity, peer in self._peers.items()
+            if self.name(identity) is not None
+        ]
+
+    def notify(self, *, draining: bool) -> None:
+        """Tells all who know the word whether this agent drains."""
+        for peer, _, _ in self.met():
+            if self._knows_notices(peer.identity):
+                self._send(peer.identity, Notice(draining))
+
+    def _knows_notices(self, identity: bytes) -> bool:
+        peer = self._peers.get(identity)
+        return peer is not None and peer.version >= NOTICE_VERSION
