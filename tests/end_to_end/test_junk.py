@@ -220,11 +220,14 @@ async def test_one_name_for_another(s: Scene, shared_site: Site, sockets: Socket
         deadline=5.0,
     )
     sock.send_multipart([header(generation=generation), encode_body(fetch)])
-    while True:
+    heard = []
+    while len(heard) < 2:
         answer = sock.recv_multipart()
         if answer[0][5] == Kind.MESSAGE:
-            break
-    ended = msgspec.msgpack.decode(answer[1])
+            heard.append(msgspec.msgpack.decode(answer[1]))
+    refused, ended = heard
+    # It proved that it has mallory's key, so that much it may hear.
+    assert (refused["type"], refused["error"]["expected"]) == ("refused", "mallory")
     assert ended["type"] == "ended"
     assert ended["error"]["code"] == "bad-frame"
     assert (await s.hp.status()).offers == 1
