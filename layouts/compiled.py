@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Axis = Literal["layer", "kv", "head", "block", "slot", "dim"]
+Per = Literal["token", "block", "cache"]
 AXES: tuple[Axis, ...] = ("layer", "kv", "head", "block", "slot", "dim")
 
 
@@ -194,9 +195,14 @@ class CompiledLayout:
     channels      pages are dealt to that many channels in turn: page i lies in channel `i % channels` at byte
                   `(i // channels) * page_stride` from the buffer's base in that channel; 1 for linear memory
     banks         which of the memory's channels each of these is, where it is not that of the same number
-    scale         the layout of the tensor of scales, where elements have some that no codec holds: it has the
-                  same blocks, and what moves the one moves the other.  Its buffers come behind the others, or
-    scale_inside  its pages follow those of the elements: page i begins `page_bytes` behind page i of theirs
+    scale         the layout of the tensor of scales, where elements have some that no codec holds: what moves the
+                  one moves the other
+    inset         0: its buffers are its own, behind those of the tensors before it.  Else its pages lie in those of
+                  the last such tensor before it, page i that many bytes behind the beginning of page i
+    per           what a row of it is of: a token, as of elements; a block, which has one slot then; or the whole
+                  cache, which has one block of one slot
+    of_scales     whether it holds scales, those of the tensor before it
+    first         the first dim of the cache that it holds
     """
 
     name: str
@@ -210,7 +216,10 @@ class CompiledLayout:
     channels: int
     banks: tuple[int, ...] = ()
     scale: CompiledLayout | None = None
-    scale_inside: bool = False
+    inset: int = 0
+    per: Per = "token"
+    of_scales: bool = False
+    first: int = 0
 
     def piece(self, kv: int) -> CompiledPiece:
         """The piece that holds for this value of `kv`."""
@@ -263,10 +272,22 @@ class CompiledLayout:
     @property
     def buffer_bytes(self) -> tuple[int, ...]:
         """Bytes in each channel of every buffer that a cache has: those of the elements, then those of scales."""
-        own = (self.channel_bytes,) * self.buffer_count
-        if self.scale is None or self.scale_inside:
-            return own
-        return own + self.scale.buffer_bytes
+        found: list[int] = []
+        for tensor in self.tensors:
+            if not tensor.inset:
+                found += [tensor.channel_bytes] * tensor.buffer_count
+        return tuple(found)
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """For each tensor the first of its buffers among `buffer_bytes`, and the bytes its pages are set in there."""
+        found: list[tuple[int, int]] = []
+        host = first = 0
+        for tensor in self.tensors:
+            if not tensor.inset:
+                host, first = first, first + tensor.buffer_count
+            found.append((host, tensor.inset))
+        return tuple(found)
 
     def fixed_term(self, kv: int, layer: int) -> int:
         """What `layer` and `kv` add to the page number (0 for an axis that selects the buffer)."""

@@ -15,7 +15,7 @@ from hawk.layouts.renaming import MAX_DIM, Tables, names_in, parts_of, stored_na
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit, Run
+    from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit, Per, Run
     from hawk.layouts.declared import Piece, Sharding
     from hawk.layouts.layout import Layout
 
@@ -91,7 +91,7 @@ class Compiler:
             )
         stride = -(-(page_bytes + (scale.page_bytes if scale and self._inside else 0)) // align) * align
         if scale is not None and self._inside:
-            scale = replace(scale, page_stride=stride)
+            scale = replace(scale, page_stride=stride, inset=page_bytes)
         if self.layout.scale is not None and self.layout.scale.place == "constant" and _scaled(info):
             info = replace(info, factor=self.layout.scale.value)
         return CompiledLayout(
@@ -106,7 +106,6 @@ class Compiler:
             channels=channels,
             banks=self.layout.banks,
             scale=scale,
-            scale_inside=scale is not None and self._inside,
         )
 
     def _where(self, key: str) -> str:
@@ -237,14 +236,10 @@ class Compiler:
         if self.layout.sharding is not None:
             raise self._error("scales beside shards are not described", "scale", scale.place, "constant")
         axes = names_in([*scale.order.page, *scale.order.inside])
-        for axis in ("block", "slot"):
-            if axis not in axes:
-                raise self._error(
-                    "scales that are not of tokens are no tensor of the cache's blocks",
-                    "scale.order",
-                    scale.text,
-                    f"{axis} in it, or the place 'constant'",
-                )
+        per: Per = "token" if "slot" in axes else "block" if "block" in axes else "cache"
+        if per == "token" and "block" not in axes:
+            raise self._error("a slot's scale is one of a block", "scale.order", scale.text, "block in it")
+        buffers = self.layout.buffers if scale.buffers is None else scale.buffers
         groups = 1
         if "dim" in axes:
             if shape.dim % scale.group:
@@ -252,32 +247,39 @@ class Compiler:
                     "the groups do not fill a head", "scale.group", scale.group, f"a factor of {shape.dim}"
                 )
             groups = shape.dim // scale.group
-        # One scale for all indices of an axis: an extent of 1, which has a place anywhere.
-        single = tuple(Term(Name(a, 1), (), a, 1) for a in ("head", "dim") if a not in axes)
+        # One scale for all indices of an axis: an extent of 1, which has a place anywhere.  Where the order has no
+        # '|', what is in front of the others is of the page's number.
+        front, back = (
+            tuple(Term(Name(a, 1), (), a, 1) for a in names if a not in axes)
+            for names in (("block", "slot"), ("head", "dim"))
+        )
         order = scale.order
         order = (
-            replace(order, inside=(*order.inside, *single))
+            replace(order, page=(*front, *order.page), inside=(*order.inside, *back))
             if order.cut
-            else replace(order, page=(*order.page, *single))
+            else replace(order, page=(*front, *order.page, *back))
         )
         tensor = replace(
             self.layout,
             name=f"{self.layout.name} scales",
             codec=scale.codec,
             codecs=(scale.codec,),
+            buffers=buffers,
             params=(),
             scale=None,
             pieces=(
                 replace(self.layout.pieces[0], kv=None, order=order, splits=(), renames=(), text=scale.text),
             ),
         )
-        box = replace(shape, heads=shape.heads if "head" in axes else 1, dim=groups)
+        box = replace(
+            shape,
+            heads=shape.heads if "head" in axes else 1,
+            dim=groups,
+            block_size=shape.block_size if per == "token" else 1,
+            blocks=1 if per == "cache" else shape.blocks,
+        )
         compiled = Compiler(tensor).compile(box, None, channels if channels > 1 else None, align, {})
-        if compiled.shares_pages:
-            raise self._error(
-                "scales of K and V do not share pages", "scale.order", scale.text, "kv before '|'"
-            )
-        return compiled
+        return replace(compiled, per=per, of_scales=True)
 
     def _sharded(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from hawk.layouts.compiled import Axis
     from hawk.layouts.grammar import Arith, Order, Split, Term
 
 Placement = Literal["linear", "interleaved", "sharded"]
@@ -47,6 +48,7 @@ class Scale:
     codec     how scales are stored
     order     of the tensor of scales; an axis that it does not name has one scale for all its indices
     group     indices of dim that share a scale, where the order names dim
+    buffers   axes that select buffers of scales; None: those of the layout
     """
 
     place: Literal["buffer", "page", "constant", "header"]
@@ -55,3 +57,4 @@ class Scale:
     order: Order | None = None
     text: str = ""
     group: int = 0
+    buffers: tuple[Axis, ...] | None = None

@@ -15,6 +15,7 @@ from hawk.layouts.digits import MAX_ELEMENTS
 from hawk.layouts.grammar import (
     Arith,
     Number,
+    Order,
     is_name,
     nearest,
     parse_number,
@@ -215,7 +216,7 @@ class Reader:
             raise self._error("of the wrong kind", "scale", table, "a table")
         place = table.get("place")
         known: dict[str, tuple[str, ...]] = {
-            "buffer": ("dtype", "order", "group"),
+            "buffer": ("dtype", "order", "group", "buffers"),
             "page": ("dtype", "order", "group"),
             "constant": ("value",),
             "header": (),
@@ -241,11 +242,16 @@ class Reader:
         codec = self._string(table, "dtype", prefix="scale.")
         if codec not in ("fp32", "bf16", "fp16"):
             raise self._error("no type of scales", "scale.dtype", codec, "fp32, bf16, fp16")
-        text = self._string(table, "order", prefix="scale.")
         group = bounded(table.get("group", 0) or MAX_ELEMENTS, MAX_ELEMENTS, f"{self.origin}: scale.group")
-        order = parse_order(text, f"{self.origin}: scale.order")
+        # Without an order there is one scale for all that a buffer holds.
+        text = self._string(table, "order", prefix="scale.") if "order" in table or place == "page" else ""
         return Scale(
-            "page" if place == "page" else "buffer", codec=codec, order=order, text=text, group=group
+            "page" if place == "page" else "buffer",
+            codec=codec,
+            order=parse_order(text, f"{self.origin}: scale.order") if text else Order((), (), cut=False),
+            text=text,
+            group=group,
+            buffers=self._buffers(table, "scale.") if "buffers" in table else None,
         )
 
     def _factor(self, value: object) -> float:
@@ -261,19 +267,19 @@ class Reader:
             raise self._error("no scale", "scale.value", value, f"{expected}, such as {stored!r}")
         return float(value)
 
-    def _buffers(self, top: Mapping[str, Any]) -> tuple[Axis, ...]:
-        words = self._string(top, "buffers", "").split()
+    def _buffers(self, table: Mapping[str, Any], prefix: str = "") -> tuple[Axis, ...]:
+        words = self._string(table, "buffers", "", prefix).split()
         for word in words:
             if word not in ("layer", "kv"):
                 raise self._error(
                     "this axis cannot select buffers",
-                    "buffers",
+                    f"{prefix}buffers",
                     word,
                     "layer, kv",
                     nearest(word, ("layer", "kv")),
                 )
         if len(set(words)) != len(words):
-            raise self._error("a name comes twice", "buffers", " ".join(words))
+            raise self._error("a name comes twice", f"{prefix}buffers", " ".join(words))
         return tuple(axis for axis in AXES if axis in words)
 
     def _params(self, top: Mapping[str, Any]) -> tuple[tuple[str, int | Axis], ...]:

@@ -48,6 +48,7 @@ from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
 from hawk.jobs.verify import Sealer, Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check, check_blocks
+from hawk.plan.losses import loss
 from hawk.plan.repeat import SourcePlans, TargetPlans
 from hawk.plan.target import chunk_bytes
 from hawk.plan.types import Chunk, Selection
@@ -254,7 +255,7 @@ class ServeJob(Stoppable):
             chunks=len(chunks),
             lease=context.lease,
             note=offer.note,
-            lossy=target.codec.lossy and target.codec != source.codec,
+            lossy=loss(source, target) is not None,
             verify=self._sealer.name,
         )
         self.send(self._accepted)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument, Unmappable
-from hawk.plan.scales import check_scales, scale_selection
-from hawk.plan.ways import program_part, through_rows
+from hawk.plan.scales import check_selected
+from hawk.plan.ways import program_part, ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +50,9 @@ def check(src: CompiledLayout, dst: CompiledLayout, selection: Selection | None 
                 got=f"{theirs} in the target {dst.name}",
                 expected=f"{ours} as in the source {src.name}",
             )
-    check_scales(src, dst)
-    if src.scale is not None and dst.scale is not None:
-        check(src.scale, dst.scale, None if selection is None else scale_selection(dst, selection))
-    part = None if selection is None else program_part(src, dst, selection)
-    through_rows(src, dst, part)
+    ways(src, dst, None if selection is None else program_part(src, dst, selection))
+    if selection is not None:
+        check_selected(dst, selection)
 
 
 def check_selection(layout: CompiledLayout, selection: Selection, field: str = "selection") -> None:

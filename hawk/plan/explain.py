@@ -9,9 +9,9 @@ import numpy as np
 
 from hawk.plan.check import check, check_blocks, check_selection, check_source, entries
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
+from hawk.plan.losses import loss, scales_told
 from hawk.plan.target import split, target_chunk
-from hawk.plan.ways import program_part, through_rows
-from hawk.retile.build import build_programs
+from hawk.plan.ways import program_part, ways
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -37,6 +37,7 @@ class Explanation:
     lossy                why values may change, or None
     decision             of the largest chunk
     rows                 what meets in rows on the way, as "K"; "" where programs alone bring everything over
+    scales               what becomes of scales; "" where there are none
     """
 
     selection: Selection
@@ -56,6 +57,7 @@ class Explanation:
     lossy: str | None
     decision: Decision
     rows: str = ""
+    scales: str = ""
 
     @property
     def imbalance(self) -> float:
@@ -77,44 +79,12 @@ class Explanation:
             f"values      {self.lossy or 'every value is kept'}",
             f"mode        {self.decision.reason}",
         ]
+        if self.scales:
+            lines.insert(-1, f"scales      {self.scales}")
         if self.rows:
             said = f"{self.rows} {'go' if ' ' in self.rows else 'goes'} through rows"
             lines.insert(-1, f"retile      {said}: in two passes, where elements of several pages meet")
         return "\n".join(lines)
-
-
-_EXACT = (
-    {("bf16", "fp32"), ("fp16", "fp32")}
-    | {(block, wide) for block in ("bfp8_b", "bfp4_b") for wide in ("fp32", "bf16")}
-    | {(small, wide) for small in ("fp8_e4m3fn", "fp8_e5m2", "int8") for wide in ("fp32", "bf16", "fp16")}
-    | {(block, "fp32") for block in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4_e2m1")}
-)
-"""Conversions that keep every value: the target has all of the source's exponents and mantissas."""
-
-
-def _lossy(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> str | None:
-    """Why values may change between the codecs, or None where every value survives."""
-    a, b = src.codec, dst.codec
-    if a == b:
-        if a.group == 1:
-            return None
-        part = program_part(src, dst, selection)
-        if through_rows(src, dst, part):
-            return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
-        for kv in range(src.shape.kvs):
-            for program in build_programs(src, dst, kv, part):
-                inner = program.loops[-1] if program.loops else None
-                # Encoding a decoded group gives the same values, but only if it is the same elements.
-                if inner is None or (inner.src, inner.dst) != (1, 1) or inner.ext % a.group:
-                    return f"lossy: the elements are grouped anew ({a.name}, by {a.group})"
-        return None
-    if b.group > 1:
-        return f"lossy: {b.name} holds {b.bits} bits an element, {b.group} sharing an exponent"
-    if a.factor != 1.0 or b.factor != 1.0:
-        return f"lossy: {a.name} under a scale of {a.factor:g} to {b.name} under {b.factor:g} may round"
-    if (a.name, b.name) in _EXACT:
-        return None
-    return f"lossy: {a.name} to {b.name} may round"
 
 
 def _placement(dst: CompiledLayout) -> str:
@@ -210,12 +180,14 @@ def _explanation(
         longest=max(s.longest for s in found),
         channel_bytes=tuple(channel_bytes),
         placement=_placement(dst),
-        lossy=_lossy(src, dst, selection),
+        lossy=loss(src, dst, selection),
         decision=decision,
         rows=_rows(src, dst, selection),
+        scales=scales_told(src, dst, selection),
     )
 
 
 def _rows(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> str:
-    kvs = through_rows(src, dst, program_part(src, dst, selection))
+    found = [way.kvs for way in ways(src, dst, program_part(src, dst, selection)) if way.rows]
+    kvs = sorted({kv for way in found for kv in way})
     return " and ".join("KV"[kv] for kv in kvs) if src.shape.kvs == 2 else "all" * bool(kvs)

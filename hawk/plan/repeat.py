@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hawk.plan.scales import placements
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
+from hawk.plan.tensors import placements
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:

@@ -1,120 +1,156 @@
-"""Scales beside the elements: a second tensor of the same blocks, planned with the first and never without it.
+"""What becomes of scales on the way: whether they move with their elements, are spread, or are made anew.
 
-The planes of the scales follow those of the elements in a chunk.  They are moved as any others are; that values keep
-their meaning is `check`'s business: elements under scales of their own move as they are, or not at all.
+A scale is a number that elements of eight bits are multiplied by.  It is never forgotten: where the target has scales
+of its own a plan holds them, and where the source has some its values are read under them.
+
+- *moved*: both sides have scales of the same under the same codec; elements and scales move as they are.
+- *spread*: one scale of the source covers all that one of the target's does (one of a token becomes those of its
+  groups, a constant those of all tokens), the codec is the same, and the target's type holds it: elements stay as
+  they are.
+- *made*: values are read under the source's scales, the target's scales are computed of them, and the values are
+  written under these.  A new scale is `largest / Q` of its group, `largest` the largest finite magnitude there and Q
+  the largest number of the codec (127, 448, 57344); see `hawk.retile.scaling` for its rounding.
+- *ranged*: scales of a whole cache cover tokens that a transfer does not hold, so they are made of the source's own:
+  the largest of `scale * Q` of the source that it covers, by the target's Q.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hawk.errors import Unmappable
-from hawk.plan.types import Placement, TargetChunk
+from hawk.errors import InvalidArgument, Unmappable
+from hawk.retile.scaling import stored
 
 if TYPE_CHECKING:
     from hawk.layouts.compiled import CompiledLayout
     from hawk.plan.types import Selection
+    from hawk.retile.rows import Rule
+
+_WIDER = {("bf16", "fp32"), ("fp16", "fp32")}
+"""Types of scales of which the second holds every number of the first."""
+
+_ROUNDED = {("fp32", "bf16"), ("fp16", "bf16")}
+"""Types of which the second rounds a number of the first by 2^-9 of it at most: less than new elements would."""
 
 
-def check_scales(src: CompiledLayout, dst: CompiledLayout) -> None:
-    """Raises `Unmappable` unless both sides have scales, of the same grain and under the same codec, or neither."""
-    if src.scale is None and dst.scale is None:
-        return
-    if src.scale is None or dst.scale is None or not _alike(src, dst):
-        raise Unmappable(
-            "the scales of the caches differ",
-            field="scale",
-            got=f"{_said(dst)} in the target {dst.name}",
-            expected=f"{_said(src)} as in the source {src.name}",
-        )
-    if src.codec != dst.codec:
-        raise Unmappable(
-            "elements under scales in a tensor of their own move as they are",
-            field="codec",
-            got=f"{dst.codec.name} in the target {dst.name}",
-            expected=f"{src.codec.name} as in the source {src.name}",
-        )
+def rule(sources: tuple[CompiledLayout, ...], dst: CompiledLayout) -> Rule:
+    """What becomes of the scales of `dst`, a tensor of elements that is filled from `sources`.
+
+    Raises `Unmappable` naming what would forget a scale, or need tokens that no transfer holds.
+    """
+    if dst.scale is None:
+        for src in sources:
+            if src.scale is not None and dst.codec.name == "int8" and dst.codec.factor == 1.0:
+                raise _forgotten(src, dst)
+        return "none"
+    for src in sources:
+        if src.codec.name == "int8" and src.codec.factor == 1.0 and src.scale is None:
+            raise _forgotten(src, dst)
+    if len(sources) == 1 and sources[0].codec.name == dst.codec.name:
+        src = sources[0]
+        if src.scale is not None and _alike(src, dst):
+            return "moved"
+        if _covers(src, dst):
+            return "spread"
+    if dst.scale.per != "cache":
+        return "made"
+    for src in sources:
+        known = src.scale is None and src.codec.bits == 8 and src.codec.group == 1
+        if not known and (src.scale is None or src.scale.per != "cache"):
+            raise Unmappable(
+                "scales of a whole cache cannot be made of some of its tokens",
+                field="scale.order",
+                got=f"{said(dst)} in the target {dst.name}, {said(src)} in the source {src.name}",
+                expected="scales of tokens or blocks in the target, the place 'constant', or such scales in the source",
+            )
+    return "ranged"
+
+
+def check_selected(cache: CompiledLayout, selection: Selection) -> None:
+    """Raises unless all that a scale of the target `cache` covers is in the selection.
+
+    `Unmappable` where some cover heads that do not move, `InvalidArgument` where some cover tokens before it.
+    """
+    for dst in cache.tensors:
+        scale, heads = dst.scale, selection.target_heads(cache)[1]
+        if scale is None or scale.per == "cache":
+            continue
+        if heads < cache.shape.heads and scale.shape.heads == 1:
+            raise Unmappable(
+                "a scale covers heads that do not move with it",
+                field="scale.order",
+                got=f"{said(dst)} in the target {cache.name}, for {heads} of {cache.shape.heads} heads",
+                expected="head in the order, or all heads of the target from one worker",
+            )
+        if scale.per == "block" and selection.token % cache.shape.block_size:
+            raise InvalidArgument(
+                "a scale of the target covers tokens before the selection",
+                field="selection.token",
+                got=selection.token,
+                expected=f"a multiple of {cache.shape.block_size}, for {cache.name} has {said(dst)}",
+            )
 
 
 def _alike(src: CompiledLayout, dst: CompiledLayout) -> bool:
     """Whether one scale is of as many elements on both sides: of a head or of all, of a group or of a whole row."""
-    a, b = (x.scale.shape for x in (src, dst) if x.scale is not None)
-    heads = (a.heads, b.heads) in ((1, 1), (src.shape.heads, dst.shape.heads))
-    return heads and a.dim == b.dim
+    a, b = src.scale, dst.scale
+    assert a is not None
+    assert b is not None
+    heads = (a.shape.heads, b.shape.heads) == (1, 1) or not (_of_all(src, a) or _of_all(dst, b))
+    sizes = a.per != "block" or src.shape.block_size == dst.shape.block_size
+    return heads and sizes and a.per == b.per and a.shape.dim == b.shape.dim and _keeps(a, b)
 
 
-def _said(layout: CompiledLayout) -> str:
-    if layout.scale is None:
-        return "none"
-    heads, groups = layout.scale.shape.heads, layout.scale.shape.dim
-    return f"{groups} a token and head" if heads == layout.shape.heads else f"{groups} a token"
+def _keeps(a: CompiledLayout, b: CompiledLayout) -> bool:
+    """Whether scales of the one tensor may be written into the other, elements staying as they are."""
+    return a.codec == b.codec or (a.codec.name, b.codec.name) in _WIDER | _ROUNDED
 
 
-def scale_selection(layout: CompiledLayout, selection: Selection) -> Selection:
-    """What of the scales goes with a selection: one scale for all heads goes with any of them."""
-    if layout.scale is not None and layout.scale.shape.heads == layout.shape.heads:
-        return selection
-    return replace(selection, head=0, heads=0, source_head=0)
+def rounds(src: CompiledLayout, dst: CompiledLayout) -> bool:
+    """Whether moved scales are rounded."""
+    a, b = src.scale, dst.scale
+    return a is not None and b is not None and (a.codec.name, b.codec.name) in _ROUNDED
 
 
-def join(main: TargetChunk, scales: TargetChunk) -> TargetChunk:
-    """One chunk of both: the scales' planes behind the others, in every channel."""
-    layout = main.layout
-    kind = (*main.kind, *(k + len(main.runs) for k in scales.kind))
-    runs = (*main.runs, *scales.runs)
-    plane_bytes = np.stack([r.channel_bytes for r in runs])[np.asarray(kind)]
-    ends = np.cumsum(plane_bytes.T.ravel())
-    base = (ends - plane_bytes.T.ravel()).reshape(layout.channels, -1).T
-    inset = layout.page_bytes if layout.scale_inside else 0
-    return replace(
-        main,
-        planes=(*main.planes, *scales.planes),
-        kind=kind,
-        runs=runs,
-        base=np.ascontiguousarray(base),
-        shift=np.concatenate((main.shift, scales.shift + inset)),
-        nbytes=int(ends[-1]),
-        scales=len(scales.planes),
+def _of_all(layout: CompiledLayout, scale: CompiledLayout) -> bool:
+    return scale.shape.heads == 1 < layout.shape.heads
+
+
+def _covers(src: CompiledLayout, dst: CompiledLayout) -> bool:
+    """Whether every scale of the target is one of the source's, or its constant, and the target's type holds it."""
+    a, b = src.scale, dst.scale
+    assert b is not None
+    if a is None:
+        return stored(b.codec, src.codec.factor) == src.codec.factor
+    if not _keeps(a, b):
+        return False
+    if _of_all(dst, b) and not _of_all(src, a):
+        return False
+    if b.shape.dim % a.shape.dim:
+        return False
+    if b.per == "cache":
+        return a.per == "cache"
+    if b.per == "block":
+        size, ours = src.shape.block_size, dst.shape.block_size
+        return a.per == "cache" or (a.per == "block" and size % ours == 0)
+    return True
+
+
+def _forgotten(src: CompiledLayout, dst: CompiledLayout) -> Unmappable:
+    return Unmappable(
+        "the scales of the caches differ",
+        field="scale",
+        got=f"{said(dst)} in the target {dst.name}",
+        expected=f"{said(src)} as in the source {src.name}; for int8 a side without a table of scales "
+        "says the place 'constant'",
     )
 
 
-def parts(target: TargetChunk) -> list[TargetChunk]:
-    """A chunk's elements, and its scales where it has some, each as a chunk of its own tensor in the same arena."""
-    if not target.scales:
-        return [target]
-    n = len(target.planes) - target.scales
-    scale = target.layout.scale
-    assert scale is not None
-    found = []
-    for layout, selection, rows in (
-        (target.layout, target.selection, slice(0, n)),
-        (scale, scale_selection(target.layout, target.selection), slice(n, None)),
-    ):
-        found.append(
-            replace(
-                target,
-                layout=layout,
-                selection=selection,
-                planes=target.planes[rows],
-                kind=target.kind[rows],
-                base=target.base[rows],
-                shift=target.shift[rows],
-                scales=0,
-            )
-        )
-    return found
-
-
-def placements(layout: CompiledLayout, placement: Placement) -> list[Placement]:
-    """Where the elements lie, and the scales where there are some."""
-    if layout.scale is None:
-        return [placement]
-    if layout.scale_inside:
-        return [placement, Placement(placement.region, placement.offset + layout.page_bytes)]
-    n = layout.buffer_count
-    return [
-        Placement(placement.region[rows], placement.offset[rows]) for rows in (slice(0, n), slice(n, None))
-    ]
+def said(layout: CompiledLayout) -> str:
+    """The scales of a tensor in words: how many of what."""
+    scale = layout.scale
+    if scale is None:
+        return "none" if layout.codec.factor == 1.0 else f"the constant {layout.codec.factor:g}"
+    of = {"token": "a token", "block": "a block", "cache": "the cache"}[scale.per]
+    heads = "" if _of_all(layout, scale) or layout.shape.heads == 1 else " and head"
+    return f"{scale.shape.dim} {scale.codec.name} for {of}{heads}"

@@ -12,11 +12,11 @@ from hawk.errors import InvalidArgument
 from hawk.plan.check import check_placement_shape, check_source
 from hawk.plan.pattern import fixed_terms, leads
 from hawk.plan.pieces import Where, bound
-from hawk.plan.rows import rows_steps
-from hawk.plan.scales import check_scales, parts, placements
+from hawk.plan.rows import Sides, rows_steps
 from hawk.plan.target import cut_of
+from hawk.plan.tensors import parts, placements, view
 from hawk.plan.types import RetileStep
-from hawk.plan.ways import program_part, through_rows
+from hawk.plan.ways import program_part, ways
 from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
@@ -145,15 +145,17 @@ def retile_steps(
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
     check_source(src, target.selection)
-    check_scales(src, target.layout)
+    sides = Sides(src, src_blocks, placements(src, src_placement), target, parts(target, dst_blocks))
     steps: list[Step] = []
-    tensors = zip(src.tensors, placements(src, src_placement), parts(target), strict=True)
-    for number, (layout, placement, chunk) in enumerate(tensors):
-        apart = through_rows(layout, chunk.layout, program_part(layout, chunk.layout, chunk.selection))
-        kvs = tuple(kv for kv in range(layout.shape.kvs) if kv not in apart)
-        steps += tensor_steps(layout, src_blocks, placement, chunk, dst_blocks, kvs=kvs, tensor=number)
-        if apart:
-            steps += rows_steps(tensor_steps, layout, src_blocks, placement, chunk, dst_blocks, apart)
+    for way in ways(src, target.layout, program_part(src, target.layout, target.selection)):
+        if way.rows:
+            steps += rows_steps(tensor_steps, sides, way)
+            continue
+        number, (chunk, blocks) = way.sources[0], sides.parts[way.targets[0]]
+        table = view(src.tensors[number], src, target.selection, target.chunk, src_blocks).blocks
+        steps += tensor_steps(
+            src.tensors[number], table, sides.placements[number], chunk, blocks, kvs=way.kvs, tensor=number
+        )
     return steps
 
 

@@ -112,5 +112,4 @@ def named(target: TargetChunk, begin: int) -> tuple[int, int, int, str]:
     at = int(np.searchsorted(base, begin, side="right")) - 1
     channel, plane = divmod(at, len(target.planes))
     layer, kv = target.planes[plane]
-    scales = plane >= len(target.planes) - target.scales
-    return layer, kv, channel, "scales" if scales else "elements"
+    return layer, kv, channel, "scales" if target.tensor_of(plane).of_scales else "elements"

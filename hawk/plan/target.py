@@ -13,6 +13,7 @@ Where only some heads move, the others are neighbours too; heads that exist for 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +24,8 @@ from hawk.errors import InvalidArgument, OutOfMemory
 from hawk.plan.check import check_selection, entries
 from hawk.plan.keep import kept
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
-from hawk.plan.scales import join, scale_selection
+from hawk.plan.scales import check_selected
+from hawk.plan.tensors import join, view
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from hawk.plan.pattern import Pattern
 
     I64 = NDArray[np.int64]
+
+
+_NO_BLOCKS = np.empty(0, np.int64)
 
 
 def cut_of(layout: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
@@ -61,12 +66,13 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
 
     Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
     """
-    cut, heads = cut_of(dst, selection, chunk), heads_moved(dst, selection)
-    per_layer = sum(_plane_bytes(dst, kv, cut, heads, chunk.blocks, align) for kv in dst.plane_kvs)
-    beside = 0
-    if dst.scale is not None:
-        beside = chunk_bytes(dst.scale, scale_selection(dst, selection), chunk, align=align)
-    return chunk.layers * per_layer + beside
+    found = 0
+    for tensor in dst.tensors:
+        part, within, _ = view(tensor, dst, selection, chunk, _NO_BLOCKS)
+        cut, heads = cut_of(tensor, part, within), heads_moved(tensor, part)
+        for kv in tensor.plane_kvs:
+            found += chunk.layers * _plane_bytes(tensor, kv, cut, heads, within.blocks, align)
+    return found
 
 
 def split(
@@ -221,6 +227,7 @@ def plane_runs(
 
 def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
     check_selection(dst, selection)
+    check_selected(dst, selection)
     begin, end = entries(dst, selection)
     if chunk.blocks < 1 or chunk.block < begin or chunk.block + chunk.blocks > end:
         raise InvalidArgument(
@@ -289,10 +296,13 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     """
     blocks = np.ascontiguousarray(blocks, dtype=np.int64)
     _check_chunk(dst, blocks, selection, chunk)
-    found = tensor_chunk(dst, blocks, selection, chunk)
-    if dst.scale is None:
-        return found
-    return join(found, tensor_chunk(dst.scale, blocks, scale_selection(dst, selection), chunk))
+    if len(dst.tensors) == 1:
+        return tensor_chunk(dst, blocks, selection, chunk)
+    found = []
+    for tensor in dst.tensors:
+        own = view(tensor, dst, selection, chunk, blocks)
+        found.append(tensor_chunk(tensor, own.blocks, own.selection, own.chunk))
+    return replace(join(dst, found), selection=selection, chunk=chunk)
 
 
 def tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:

@@ -150,7 +150,7 @@ class TargetChunk:
     shift       what to add to `PlaneRuns.target` for this plane, bytes, the same in every channel, `int64[planes]`
                 (not 0 where layers or kvs of one buffer follow each other)
     nbytes      arena bytes of the chunk
-    scales      how many planes at the end are of `layout.scale`, see `hawk.plan.scales`
+    tensors     planes of each of `layout.tensors`, see `hawk.plan.tensors`; empty: all are of the one
     """
 
     layout: CompiledLayout
@@ -162,12 +162,20 @@ class TargetChunk:
     base: I64
     shift: I64
     nbytes: int
-    scales: int = 0
+    tensors: tuple[int, ...] = ()
+
+    def tensor_of(self, plane: int) -> CompiledLayout:
+        """The tensor that plane number `plane` is of."""
+        for tensor, count in zip(self.layout.tensors, self.tensors, strict=False):
+            if plane < count:
+                return tensor
+            plane -= count
+        return self.layout.tensors[0]
 
     @property
     def buffers(self) -> I64:
         """Row of each plane's buffer in a `Placement` of the cache, `int64[planes]`."""
-        return _buffers(self.layout, self.planes, self.scales)
+        return _buffers(self.layout, self.planes, self.tensors)
 
     @property
     def channel_bytes(self) -> I64:
@@ -177,12 +185,13 @@ class TargetChunk:
 
 
 @lru_cache(maxsize=256)
-def _buffers(layout: CompiledLayout, planes: tuple[tuple[int, int], ...], scales: int) -> I64:
-    n = len(planes) - scales
-    found = [layout.buffer(layer, kv) for layer, kv in planes[:n]]
-    if scales and layout.scale is not None:
-        first = 0 if layout.scale_inside else layout.buffer_count
-        found += [first + layout.scale.buffer(layer, kv) for layer, kv in planes[n:]]
+def _buffers(layout: CompiledLayout, planes: tuple[tuple[int, int], ...], tensors: tuple[int, ...]) -> I64:
+    found, end = [], 0
+    for tensor, (first, _), count in zip(
+        layout.tensors, layout.places, tensors or (len(planes),), strict=True
+    ):
+        begin, end = end, end + count
+        found += [first + tensor.buffer(layer, kv) for layer, kv in planes[begin:end]]
     numbers = np.asarray(found, np.int64)
     numbers.flags.writeable = False
     return numbers

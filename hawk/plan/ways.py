@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hawk.errors import Unmappable
 from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import CompiledLayout, CompiledPiece, Digit
+from hawk.plan.scales import rule
 from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
     from hawk.layouts.compiled import CacheShape, CodecInfo
     from hawk.plan.types import Selection
+    from hawk.retile.rows import Rule
 
     Part = tuple[int, int, int]
 
@@ -61,10 +63,90 @@ def rows_layout(shape: CacheShape, codec: CodecInfo) -> CompiledLayout:
     )
 
 
-def rows_between(src: CompiledLayout, dst: CompiledLayout, heads: int) -> CompiledLayout:
-    """Rows of that many heads of `dst`: with the elements' own bits where both sides store them alike."""
-    alike = src.codec == dst.codec and src.codec.group == 1
-    return rows_layout(replace(dst.shape, heads=heads), src.codec if alike else CODECS["fp32"])
+def rows_of(
+    tensor: CompiledLayout, cache: CompiledLayout, like: CacheShape, heads: int, codec: CodecInfo
+) -> CompiledLayout:
+    """Rows of a tensor of `cache`, with `heads` heads where it has rows for each, in blocks of the shape `like`."""
+    return rows_layout(
+        replace(
+            like,
+            heads=heads if tensor.shape.heads == cache.shape.heads else 1,
+            block_size=like.block_size if tensor.per == "token" else 1,
+            dim=tensor.shape.dim,
+        ),
+        codec,
+    )
+
+
+def _check_rows(
+    side: CompiledLayout, number: int, dst: CompiledLayout, part: Part | None, *, source: bool
+) -> None:
+    """Raises `Unmappable` unless elements and their scales can be read into rows, or written out of them."""
+    first, heads, source_first = part or (0, dst.shape.heads, 0)
+    for tensor in side.tensors[number : number + (1 if side.tensors[number].scale is None else 2)]:
+        rows = rows_of(tensor, side, dst.shape, heads, CODECS["fp32"])
+        own = None if part is None or tensor.shape.heads != side.shape.heads else part
+        for kv in range(dst.shape.kvs):
+            if source:
+                build_programs(tensor, rows, kv, None if own is None else (0, heads, source_first))
+            else:
+                build_programs(rows, tensor, kv, None if own is None else (first, heads, 0))
+
+
+class Way(NamedTuple):
+    """How some tensors of a cache go: by programs, or through rows.
+
+    sources, targets    numbers among the tensors of either side
+    kvs                 values of kv that go so
+    rows                whether through rows; else there is one source and one target
+    rules               what becomes of each target's scales, where rows see to them; else empty
+    """
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    kvs: tuple[int, ...]
+    rows: bool
+    rules: tuple[Rule, ...] = ()
+
+
+@lru_cache(maxsize=256)
+def ways(src: CompiledLayout, dst: CompiledLayout, part: Part | None) -> tuple[Way, ...]:
+    """How every tensor of `dst` is filled; raises `Unmappable` as `build_programs` and `scales.rule` do.
+
+    part    as for `build_programs`
+    """
+    found: list[Way] = []
+    for sources, targets in _paired(src, dst):
+        ours = tuple(src.tensors[i] for i in sources)
+        rules = tuple(rule(ours, dst.tensors[i]) for i in targets)
+        if len(targets) == 1 and (rules == ("moved",) or (rules == ("none",) and ours[0].scale is None)):
+            pairs = [(sources[0], targets[0])]
+            if rules == ("moved",):
+                pairs.append((sources[0] + 1, targets[0] + 1))
+            for i, j in pairs:
+                a, b = src.tensors[i], dst.tensors[j]
+                apart = through_rows(a, b, part if a.shape.heads == src.shape.heads else None)
+                rest = tuple(kv for kv in range(b.shape.kvs) if kv not in apart)
+                found += [Way((i,), (j,), rest, rows=False)] if rest else []
+                found += [Way((i,), (j,), apart, rows=True)] if apart else []
+        else:
+            found.append(Way(sources, targets, tuple(range(dst.shape.kvs)), rows=True, rules=rules))
+            for side, numbers in ((src, sources), (dst, targets)):
+                for number in numbers:
+                    _check_rows(side, number, dst, part, source=side is src)
+    return tuple(found)
+
+
+def _paired(src: CompiledLayout, dst: CompiledLayout) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """Numbers of tensors of elements that go together: those of the same dims, or all."""
+    ours, theirs = ([i for i, t in enumerate(x.tensors) if not t.of_scales] for x in (src, dst))
+    if [_dims(src, i) for i in ours] == [_dims(dst, i) for i in theirs]:
+        return tuple(((i,), (j,)) for i, j in zip(ours, theirs, strict=True))
+    return ((tuple(ours), tuple(theirs)),)
+
+
+def _dims(layout: CompiledLayout, number: int) -> tuple[int, int]:
+    return layout.tensors[number].first, layout.tensors[number].shape.dim
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +164,7 @@ def through_rows(src: CompiledLayout, dst: CompiledLayout, part: Part | None) ->
             same = part is not None or src.shape.heads == dst.shape.heads
             if not same or (src.shape.dim, src.shape.kvs) != (dst.shape.dim, dst.shape.kvs):
                 raise
-            rows = rows_between(src, dst, heads)
+            rows = rows_of(dst, dst, dst.shape, heads, CODECS["fp32"])
             build_programs(src, rows, kv, None if part is None else (0, heads, source_first))
             build_programs(rows, dst, kv, None if part is None else (first, heads, 0))
             found.append(kv)

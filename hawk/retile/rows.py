@@ -9,11 +9,12 @@ elements' own bits where both sides store them alike, else binary32.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from hawk.errors import InvalidArgument
+from hawk.retile import scaling
 from hawk.retile.program import Pieces
 
 if TYPE_CHECKING:
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import CompiledLayout
+    from hawk.layouts.compiled import CodecInfo, CompiledLayout, Per
     from hawk.retile.program import Program
 
     U8 = NDArray[np.uint8]
+    F32 = NDArray[np.float32]
+    Place = Callable[[int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+Rule = Literal["none", "moved", "spread", "made", "ranged"]
+"""What becomes of scales, see `hawk.plan.scales`."""
 
 BATCH_BYTES = 1 << 20
 """Rows held at a time, where a block is not larger: they and what is made of them stay in the caches."""
@@ -70,23 +76,34 @@ class Tensor:
     blocks    how many of them there are
     first     the first dim of the cache that it holds
     number    of the tensor among those of its side
+    codec     how the tensor's elements are stored
+    scales    the tensor of its scales, where rows are to see to them
+    rule      what becomes of these, in a target
+    per       what a row of it is of
+    size      tokens of a block, where its rows are of blocks
+    token     the first token of its first row, counted from the request's first
     """
 
     rows: CompiledLayout
     blocks: int
     first: int
     number: int
+    codec: CodecInfo
     passes: tuple[Pass, ...]
+    scales: Tensor | None = None
+    rule: Rule = "none"
+    per: Per = "token"
+    size: int = 1
+    token: int = 0
 
-    def lifted(
-        self, place: Callable[[int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
-    ) -> Tensor:
+    def lifted(self, place: Place) -> Tensor:
         """The same of another layer: `place` gives regions and offsets for the number of a tensor and its offsets."""
         moved = []
         for one in self.passes:
             region, offset = place(self.number, one.offset)
             moved.append(replace(one, region=region, offset=offset))
-        return replace(self, passes=tuple(moved))
+        scales = None if self.scales is None else self.scales.lifted(place)
+        return replace(self, passes=tuple(moved), scales=scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +111,13 @@ class RowsStep:
     """All of one (layer, kv) of a chunk, in batches of blocks of the target.
 
     blocks    entries of the target's block table
+    token     the first token of the first of them
     """
 
     layer: int
     kv: int
     blocks: int
+    token: int
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
 
@@ -127,20 +146,92 @@ class RowsCall:
         """Batches `[begin, end)`."""
         for number in range(begin, end):
             first = number * self._each
-            self._batch(first, min(first + self._each, self._step.blocks))
+            with np.errstate(all="ignore"):
+                self._batch(first, min(first + self._each, self._step.blocks))
 
     def _batch(self, first: int, last: int) -> None:
         step = self._step
-        values = np.concatenate([self._read(t, first, last) for t in step.reads], axis=-1)
+        spread = all(t.rule == "spread" for t in step.writes)
+        read, covered = [], []
+        for tensor in step.reads:
+            values = self._read(tensor, first, last)
+            if tensor.scales is not None or tensor.codec.bits == 8:
+                scales = self._source_scales(tensor, first, last, values.shape)
+                if tensor.scales is not None and not spread:
+                    values = values * scales
+                covered.append(scales)
+            read.append(values)
+        values = _side_by_side(read)
         for tensor in step.writes:
-            dim = tensor.rows.shape.dim
-            self._write(tensor, values[..., tensor.first : tensor.first + dim], first, last)
+            at = tensor.first - step.reads[0].first
+            dims = slice(at, at + tensor.rows.shape.dim)
+            own = values[..., dims]
+            if tensor.scales is not None:
+                own = self._scaled(tensor, own, covered, dims, first, last)
+            self._write(tensor, own, first, last)
 
-    def _read(self, tensor: Tensor, first: int, last: int) -> NDArray[np.generic]:
-        """Blocks `[first, last)` of the rows, `[block, head, slot, dim]`; 0 where nothing was read."""
+    def _source_scales(
+        self, tensor: Tensor, first: int, last: int, shape: tuple[int, ...]
+    ) -> NDArray[np.float32]:
+        """What each element of these rows is multiplied by, in their shape (a view)."""
+        scales = tensor.scales
+        if scales is None:
+            return np.broadcast_to(np.float32(tensor.codec.factor), shape)
+        blocks, _, slots, dim = shape
+        if scales.per == "token":
+            found = self._read(scales, first, last)
+        else:
+            token = np.arange(first * slots, last * slots) + self._step.token - scales.token
+            row = token // scales.size if scales.per == "block" else np.zeros_like(token)
+            row = row.clip(0, scales.blocks - 1)  # rows outside of the request have no scale, and need none
+            begin, end = int(row.min()), int(row.max()) + 1
+            rows = self._read(scales, begin, end)[row - begin, :, 0]
+            found = rows.reshape(blocks, slots, *rows.shape[1:]).transpose(0, 2, 1, 3)
+        found = np.repeat(found, dim // found.shape[-1], axis=-1)
+        return np.broadcast_to(found, shape)
+
+    def _scaled(
+        self, tensor: Tensor, values: Any, covered: list[F32], dims: Any, first: int, last: int
+    ) -> Any:
+        """The values as they are written under the target's scales, which are written as well."""
+        scales = tensor.scales
+        assert scales is not None
+        rows = scales.rows.shape
+        blocks, heads, slots, dim = values.shape
+        # The box that one scale covers: [scale's blocks, blocks, heads, ...] each split into (scales, under each).
+        whole = scales.per == "cache"
+        box = (
+            (1, blocks) if whole else (blocks, 1),
+            (heads, 1) if rows.heads == heads else (1, heads),
+            (slots, 1) if scales.per == "token" else (1, slots),
+            (rows.dim, dim // rows.dim),
+        )
+        split = tuple(n for pair in box for n in pair)
+        if tensor.rule == "spread":
+            found = covered[0][..., dims].reshape(split)[:, 0, :, 0, :, 0, :, 0]
+        elif tensor.rule == "ranged":
+            each = [
+                c.astype(np.float64) * scaling.most(t.codec)
+                for c, t in zip(covered, self._step.reads, strict=True)
+            ]
+            most = _side_by_side(each)[..., dims].reshape(split).max(axis=(1, 3, 5, 7))
+            found = scaling.scales(most, tensor.codec, scales.codec)
+        else:
+            most = scaling.largest(values).reshape(split).max(axis=(1, 3, 5, 7))
+            found = scaling.scales(most, tensor.codec, scales.codec)
+        if not whole:
+            self._write(scales, found, first, last)
+        elif first == 0:
+            self._write(scales, found, 0, 1)
+        if tensor.rule == "spread":
+            return values
+        return (values.reshape(split) / found[:, None, :, None, :, None, :, None]).reshape(values.shape)
+
+    def _read(self, tensor: Tensor, first: int, last: int) -> Any:
+        """Blocks `[first, last)` of the rows, `[block, head, slot, dim]`; rows before the request are rubbish."""
         rows = tensor.rows
         block = rows.page_stride
-        raw = np.zeros((last - first) * block, np.uint8)
+        raw = np.empty((last - first) * block, np.uint8)
         for one in tensor.passes:
             pieces = one.within(first, last, tensor.blocks)
             pieces = replace(pieces, dst_page=pieces.dst_page - first * block)
@@ -151,7 +242,7 @@ class RowsCall:
             self._run(one.program, pieces, taken, [raw])
         return raw.view(_dtype(rows)).reshape(last - first, *_box(rows))
 
-    def _write(self, tensor: Tensor, values: NDArray[np.generic], first: int, last: int) -> None:
+    def _write(self, tensor: Tensor, values: Any, first: int, last: int) -> None:
         rows = tensor.rows
         raw = np.ascontiguousarray(values, _dtype(rows)).reshape(-1).view(np.uint8)
         for one in tensor.passes:
@@ -162,7 +253,11 @@ class RowsCall:
             self._run(one.program, replace(pieces, src_page=page), [raw], into)
 
 
-def _dtype(rows: CompiledLayout) -> np.dtype[np.generic]:
+def _side_by_side(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
+
+
+def _dtype(rows: CompiledLayout) -> np.dtype[Any]:
     return np.dtype(np.float32) if rows.codec.name == "fp32" else np.dtype(f"u{rows.codec.bits // 8}")
 
 

@@ -68,7 +68,7 @@ def pages(layout: CompiledLayout, found: list[np.ndarray]) -> list[list[np.ndarr
     if layout.scale is None:
         return elements
     beside = moving.buffers_of(layout.scale, found[1])
-    if not layout.scale_inside:
+    if not layout.scale.inset:
         return elements + beside
     for buffer, more in zip(elements, beside, strict=True):
         for channel, extra in zip(buffer, more, strict=True):

@@ -6,6 +6,8 @@ for each tensor the engine allocates, in C order as they lie in memory.
 
 import numpy as np
 
+from tests.reference import small_floats
+
 
 def each_layer(x: np.ndarray, *axes: int) -> list[np.ndarray]:
     """One tensor a layer, the axes (1 kv, 2 block, 3 head, 4 slot, 5 dim) in this order."""
@@ -110,3 +112,16 @@ def sglang_pool(x: np.ndarray) -> list[np.ndarray]:
 def contiguous(x: np.ndarray) -> list[np.ndarray]:
     """(batch, heads, tokens, head_dim)."""
     return apart(x, 2, 3, 4, 5)
+
+
+def fp8_bytes(x: np.ndarray) -> np.ndarray:
+    """The codes of numbers that E4M3 holds."""
+    return small_floats.codes("fp8_e4m3fn", x.astype(np.float64)).astype(np.uint8)
+
+
+def indexer(elements: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """[layers, blocks, block_size * (head_dim + 4)]: a block's elements, then its float32 scales."""
+    layers, _, blocks = elements.shape[:3]
+    codes = fp8_bytes(elements).reshape(layers, blocks, -1)
+    beside = np.ascontiguousarray(scales, np.float32).reshape(layers, blocks, -1).view(np.uint8)
+    return np.concatenate([codes, beside.reshape(layers, blocks, -1)], axis=-1)

@@ -162,7 +162,8 @@ def test_each_has_a_reference():
     """A layout that is added without one fails here."""
     others = {
         "ascend/nz", "mla/interleaved", "tenstorrent/kv", "tenstorrent/kv-hf", "tenstorrent/kv-one-buffer",
-        "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/mla", "xla/tiled-16bit", "xla/tiled-8bit",
+        "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/mla", "vllm/mla-indexer", "vllm/nhd-fp8",
+        "xla/tiled-16bit", "xla/tiled-8bit",
     }  # fmt: skip
     assert set(names()) == {*PLAIN, *others}
     for name in names():
