@@ -98,6 +98,11 @@ class AgentConfig:
         'Address of /metrics, /livez and /readyz, such as "127.0.0.1:9400"; empty for none.',
         check=_observe,
     )
+    max_lag: Duration = option(
+        10.0,
+        "How long the event loop may stand still before /livez says that the agent is not alive.",
+        minimum=0.5,
+    )
     drain: Duration = option(30.0, "How long running jobs may take to end after SIGTERM.")
     insecure: bool = option(
         False, "Allows a tcp control address without keys: whoever reaches it can command the agent."

@@ -11,9 +11,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from hawk._version import __version__
+from hawk.agent import report
 from hawk.agent.draining import Drainer
 from hawk.agent.limits import Limits
-from hawk.agent.report import not_ready
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
 from hawk.control.discovery import StaticPeers
@@ -39,7 +39,8 @@ from hawk.memory import registry as memories
 from hawk.memory.arena import Arena
 from hawk.observe.http import ObserveServer
 from hawk.observe.log import get as get_log
-from hawk.observe.metrics import Metrics, watch_loop
+from hawk.observe.metrics import Metrics
+from hawk.observe.watchdog import LoopWatch, Watchdog
 from hawk.retile import native
 from hawk.retile.cpu import Retiler
 from hawk.transports import registry as transports
@@ -115,6 +116,7 @@ class Agent:
         self.began = time.monotonic()
         self.up = False
         self.ledger = Ledger()
+        self.peers_met: set[str] = set()
         self.drainer = Drainer(self)
         self._stack = contextlib.AsyncExitStack()
 
@@ -292,17 +294,20 @@ class Agent:
         )
 
     async def _start_observing(self) -> None:
-        watch = asyncio.get_running_loop().create_task(watch_loop(self.metrics))
-
-        async def stop() -> None:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-        self._stack.push_async_callback(stop)
-        if self.config.agent.observe:
-            server = ObserveServer(self.config.agent.observe, self.metrics, lambda: not_ready(self))
-            await server.start()
-            self._stack.push_async_callback(server.close)
+        watch = LoopWatch(self.config.agent.max_lag, self.metrics.loop_lag)
+        watch.start()
+        self._stack.callback(watch.stop)
+        self.metrics.watch(lambda: report.measure(self))
+        address = self.config.agent.observe
+        server = (
+            ObserveServer(address, self.metrics, lambda: report.not_ready(self), alive=watch.trouble)
+            if address
+            else None
+        )
+        if server is not None or not self.embedded:
+            watchdog = Watchdog(watch, server)
+            self._stack.push_async_callback(watchdog.close)
+            await watchdog.start()
 
     # -- what the parts ask of it ------------------------------------------------------------------------
 

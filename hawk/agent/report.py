@@ -127,6 +127,19 @@ def jobs(agent: Agent, message: AskJobs) -> JobList:
     )
 
 
+def measure(agent: Agent) -> None:
+    """Sets the metrics that are read off the agent; called from the thread that serves them."""
+    counts = Counts(agent)
+    agent.metrics.jobs_now(queued=counts.queued, leases=counts.leases)
+    up = {session.name: False for session in agent.peers.sessions}
+    up |= {session.name: True for session in agent.peers.sessions if session.state == "up"}
+    up |= {hello.name: True for _, hello, _ in agent.serving.guests.met()}
+    # Who was here and is expected still is down; of others, who come and go, nothing is kept.
+    expected = set(agent.peers.keys) | set(agent.directory.configured())
+    agent.peers_met = (agent.peers_met | set(up)) & (expected | set(up))
+    agent.metrics.peers_now({name: up.get(name, False) for name in agent.peers_met})
+
+
 class Counts:
     """Jobs under way, counted for metrics and lists."""
 

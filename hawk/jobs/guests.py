@@ -100,7 +100,7 @@ class Guests:
         """Those who are connected, what they said of themselves, and whether each drains."""
         return [
             (peer, self._hellos[identity][0], identity in self._draining)
-            for identity, peer in self._peers.items()
+            for identity, peer in list(self._peers.items())
             if self.name(identity) is not None
         ]
 

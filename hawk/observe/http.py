@@ -38,7 +38,7 @@ class ObserveServer:
     """Serves one agent's metrics and health.
 
     `ready` returns None when the agent can take jobs, else the reason why it cannot (one line), which
-    `/readyz` answers with 503.  `/livez` answers as long as the event loop runs.
+    `/readyz` answers with 503; `alive` likewise for `/livez`.  What does not live is not ready.
     """
 
     def __init__(
@@ -47,12 +47,14 @@ class ObserveServer:
         metrics: Metrics,
         ready: Callable[[], str | None],
         *,
+        alive: Callable[[], str | None] = lambda: None,
         request_seconds: float = REQUEST_SECONDS,
         connections: int = CONNECTIONS,
     ) -> None:
         self._host, self._port = split_address(address)
         self._metrics = metrics
         self._ready = ready
+        self._alive = alive
         self._request_seconds = request_seconds
         self._connections = connections
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -135,13 +137,16 @@ class ObserveServer:
         if path == b"/metrics":
             return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()
         if path == b"/livez":
-            return HTTPStatus.OK, _TEXT, b"ok\n"
+            return _health(self._alive())
         if path == b"/readyz":
-            reason = self._ready()
-            if reason is None:
-                return HTTPStatus.OK, _TEXT, b"ok\n"
-            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{reason}\n".encode()
+            return _health(self._alive() or self._ready())
         return _plain(HTTPStatus.NOT_FOUND)
+
+
+def _health(trouble: str | None) -> _Answer:
+    if trouble is None:
+        return HTTPStatus.OK, _TEXT, b"ok\n"
+    return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{trouble}\n".encode()
 
 
 def _plain(status: HTTPStatus) -> _Answer:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -17,6 +18,18 @@ PoolReader = Callable[[], Mapping[str, int]]
 """Bytes of one pool by state, such as `{"free": ..., "owned": ..., "quarantined": ...}`; quick, never blocks."""
 
 
+class _Shown:
+    """A registry without the times at which its series began, which nobody asked for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
 class Metrics:
     """The agent's counters.  Methods are cheap, and safe to call from any thread."""
 
@@ -24,6 +37,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.last_lag = 0.0
         self._pools: dict[str, PoolReader] = {}
+        self._readers: list[Callable[[], None]] = []
         own = self.registry
         self._jobs = Counter(
             "hawk_jobs", "Jobs that ended, by how they ended.", ["ending", "role", "transport"], registry=own
@@ -40,6 +54,11 @@ class Metrics:
         )
         self._pool = Gauge(
             "hawk_pool_bytes", "Bytes of a pool, by what holds them.", ["pool", "state"], registry=own
+        )
+        self._queue = Gauge("hawk_queue_jobs", "Jobs that wait for their turn or their offer.", registry=own)
+        self._leases = Gauge("hawk_leases", "Jobs under way under a lease.", registry=own)
+        self._peers = Gauge(
+            "hawk_peer_up", "Whether a known agent can be talked with.", ["peer"], registry=own
         )
         self._bad = Counter(
             "hawk_bad_frames",
@@ -80,6 +99,21 @@ class Metrics:
         """Asks `read` for the pool's bytes whenever the metrics are read."""
         self._pools[pool] = read
 
+    def watch(self, read: Callable[[], None]) -> None:
+        """Calls `read` whenever the metrics are read, from any thread; it sets what is counted elsewhere."""
+        self._readers.append(read)
+
+    def jobs_now(self, *, queued: int, leases: int) -> None:
+        """How many jobs wait, and how many run under a lease."""
+        self._queue.set(queued)
+        self._leases.set(leases)
+
+    def peers_now(self, up: Mapping[str, bool]) -> None:
+        """Which agents are known, and whether each is up; others are forgotten."""
+        self._peers.clear()
+        for name, there in up.items():
+            self._peers.labels(name).set(there)
+
     def forget_pool(self, pool: str) -> None:
         """Stops asking for a pool and takes its last figures away."""
         self._pools.pop(pool, None)
@@ -114,18 +148,11 @@ class Metrics:
     def render(self) -> bytes:
         """All of it in Prometheus' text format."""
         self._read_pools()
-        return bytes(generate_latest(self.registry))
+        return bytes(generate_latest(cast("CollectorRegistry", _Shown(self.registry))))
 
     def _read_pools(self) -> None:
+        for reader in self._readers:
+            reader()
         for pool, read in self._pools.items():
             for state, nbytes in read().items():
                 self._pool.labels(pool, state).set(nbytes)
-
-
-async def watch_loop(metrics: Metrics, interval: float = 0.5) -> None:
-    """Measures the running loop's lag every `interval` seconds until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + interval
-        await asyncio.sleep(interval)
-        metrics.loop_lag(loop.time() - due)

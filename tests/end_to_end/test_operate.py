@@ -17,6 +17,7 @@ from hawk import cli
 from hawk.client import Client
 from hawk.errors import Draining, InvalidArgument, UnknownRequest
 from hawk.handles import DeviceCache, Fetch, OfferHandle
+from hawk.observe.http import split_address
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, npu
 
@@ -214,3 +215,50 @@ async def test_questions_that_make_no_sense(site: Site) -> None:
     await hawk("drain", "--timeout", "1s", "--local", prefill.local, status=2)
     await hawk("drain", "--wait", "--timeout", "soon", "--local", prefill.local, status=2)
     assert not Path(prefill.local.removeprefix("ipc://")).with_name("nobody.sock").exists()
+
+
+async def page(agent: AgentProcess, path: str) -> tuple[int, str]:
+    """What the agent serves at that path; where it listens stands in its log."""
+    where = next(json.loads(line)["address"] for line in agent.log().splitlines() if '"observe"' in line)
+    reader, writer = await asyncio.open_connection(*split_address(where))
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    raw = (await asyncio.wait_for(reader.read(), LIMIT)).decode()
+    writer.close()
+    head, _, body = raw.partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def test_health_and_metrics_of_a_running_agent(site: Site) -> None:
+    prefill = site.start("p0", role="prefill", observe="127.0.0.1:0")
+    tables = {"peers": {"p0": prefill.control}, "memory.npu0": npu(8)}
+    decode = site.start("d0", tables, role="decode", observe="127.0.0.1:0")
+    async with clients(prefill, decode) as (hp, hd):
+        assert await page(prefill, "/livez") == (200, "ok\n")
+        assert await page(prefill, "/readyz") == (200, "ok\n")
+        offer, job, device = await half_done(hp, hd)
+        for agent in (prefill, decode):
+            assert "hawk_leases 1.0" in (await page(agent, "/metrics"))[1]
+        assert 'hawk_peer_up{peer="p0"} 1.0' in (await page(decode, "/metrics"))[1]
+        assert 'hawk_peer_up{peer="d0"} 1.0' in (await page(prefill, "/metrics"))[1]
+        await offer.layers_ready(c.LAYERS)
+        ready = await job
+        with pytest.raises(UnknownRequest):
+            await hd.fetch(request="secret-request", source="p0", into=device, blocks=[9], timeout="20s")
+        counted = (await page(decode, "/metrics"))[1]
+        for line in (
+            f'hawk_jobs_total{{ending="ready",role="fetch",transport="{ready.transport}"}} 1.0',
+            f'hawk_jobs_total{{ending="unknown-request",role="fetch",transport="{ready.transport}"}} 1.0',
+            f'hawk_bytes_total{{direction="in",transport="{ready.transport}"}} {float(ready.nbytes)}',
+            'hawk_phase_seconds_count{phase="total"} 1.0',
+            "hawk_leases 0.0",
+            "hawk_queue_jobs 0.0",
+        ):
+            assert line in counted.splitlines(), counted
+        # Ids are for the log.
+        assert "secret-request" not in counted
+        assert job.job not in counted
+        await hp.drain()
+        assert await page(prefill, "/readyz") == (503, "draining\n")
+        prefill.kill()
+        while 'hawk_peer_up{peer="p0"} 0.0' not in (await page(decode, "/metrics"))[1]:
+            await asyncio.sleep(0.05)

@@ -1,11 +1,11 @@
 """Metrics: names as documented, a registry of one's own, pools read when asked."""
 
-import asyncio
+import re
+from pathlib import Path
 
 import prometheus_client
-import pytest
 
-from hawk.observe.metrics import Metrics, watch_loop
+from hawk.observe.metrics import Metrics
 
 
 def test_the_documented_names_are_there() -> None:
@@ -53,18 +53,42 @@ def test_pools_are_read_when_asked_and_can_be_forgotten() -> None:
     assert b"npu0" not in metrics.render()
 
 
-async def test_lag_is_measured() -> None:
+def test_peers_and_jobs_are_what_they_are_now() -> None:
     metrics = Metrics()
-    seen = asyncio.Event()
+    metrics.watch(lambda: metrics.peers_now({"p0": True, "p1": False}))
+    metrics.watch(lambda: metrics.jobs_now(queued=3, leases=2))
+    assert metrics.value("hawk_peer_up", peer="p0") == 1
+    assert metrics.value("hawk_queue_jobs") == 3
+    assert 'hawk_peer_up{peer="p1"} 0.0' in metrics.render().decode()
+    metrics.peers_now({"p2": True})
+    assert metrics.registry.get_sample_value("hawk_peer_up", {"peer": "p0"}) is None
 
-    def lag(seconds: float) -> None:
-        Metrics.loop_lag(metrics, seconds)
-        seen.set()
 
-    metrics.loop_lag = lag  # type: ignore[method-assign]
-    task = asyncio.create_task(watch_loop(metrics, 0.001))
-    await asyncio.wait_for(seen.wait(), 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert metrics.value("hawk_loop_lag_seconds_count") >= 1
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def test_the_documentation_and_the_code_name_the_same_metrics() -> None:
+    documented = {}
+    for name, labels in re.findall(r"^\| `(hawk_\w+)(?:\{([\w,]+)\})?` \|", DOCS.read_text(), re.MULTILINE):
+        documented[name] = set(labels.split(",")) - {""}
+    metrics = Metrics()
+    counted = {}
+    for collector in set(metrics.registry._collector_to_names):
+        for family in collector.describe():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            counted[name] = set(collector._labelnames)
+    assert documented == counted
+
+
+def test_what_is_served_are_the_documented_series_and_no_other() -> None:
+    metrics = Metrics()
+    metrics.job("ready", "fetch", "tcp")
+    metrics.phase("read", 0.1)
+    metrics.moved("in", "tcp", 1)
+    metrics.pool("arena", "free", 1)
+    metrics.peers_now({"p0": True})
+    metrics.bad_frame("bad-frame")
+    metrics.fallback("transfer-failed")
+    served = set(re.findall(r"^# TYPE (\w+)", metrics.render().decode(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(hawk_\w+)", DOCS.read_text(), re.MULTILINE))
+    assert served == documented
