@@ -221,6 +221,13 @@ class IntegrityConfig:
     unverified: Literal["refuse", "allow"] = option(
         "refuse", "What to do with peers that send no checks: fail the fetch, or go on without them."
     )
+    scrub: bool = option(
+        False,
+        "Zeroes ranges of the arena and of staging when a job is done with them, and new device caches.",
+    )
+    scrub_targets: bool = option(
+        False, "Zeroes what a fetch that failed has written into its blocks, before they are free again."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

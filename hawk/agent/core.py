@@ -164,7 +164,7 @@ class Agent:
             arena=format_size(config.arena.size),
             memories={name: _described(entry) for name, entry in config.memory.items()},
         )
-        self.arena: Arena = await _filled(lambda: Arena(config.arena.size, name="arena"))
+        self.arena: Arena = await _filled(lambda: Arena(config.arena.size, scrub=config.integrity.scrub))
         stack.callback(self.arena.close)
         for name, entry in config.memory.items():
             memory = await _filled(functools.partial(memories.create, entry.kind, name, entry.options))
@@ -290,6 +290,8 @@ class Agent:
             staging=config.staging.size,
             mode=config.transport.mode,
             verifier=verifier,
+            scrub=config.integrity.scrub,
+            scrub_targets=config.integrity.scrub_targets,
             reads=limits.reads,
         )
 

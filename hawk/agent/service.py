@@ -37,6 +37,7 @@ from hawk.control.messages import (
 from hawk.control.server import Server
 from hawk.errors import Aborted, BadFrame, Busy, ControlError, Draining, HawkError, InternalError, PeerLost
 from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.scrub import wipe_cache
 from hawk.jobs.serving import LAST_WORDS
 from hawk.observe.log import get as get_log
 
@@ -263,6 +264,8 @@ class Service:
         entry = allocate_cache(session, message.cache, agent.memory(message.memory))
         self._keep(session, entry)
         try:
+            if agent.config.integrity.scrub:
+                await wipe_cache(entry)
             return await hand_over(session, call, entry)
         except BaseException:
             agent.caches.close(entry)

@@ -75,6 +75,8 @@ class FetchContext:
     staging: int
     mode: str
     verifier: Verifier = field(default_factory=Verifier)
+    scrub: bool = False
+    scrub_targets: bool = False
     reads: Reads = field(default_factory=Reads)
 
 
@@ -291,7 +293,10 @@ class FetchJob(Stoppable):
                 finally:
                     await receiver.stop()
             except BaseException as fault:
-                await self._give_up(dialogue, fault)
+                try:
+                    await receiver.wipe()
+                finally:
+                    await self._give_up(dialogue, fault)
                 raise
             finally:
                 dialogue.detach()

@@ -43,6 +43,7 @@ class Quarantine:
     async def _watch(self, kept: Range, grant: Grant, transport: Transport, job: str) -> None:
         while not await transport.revoke(grant):
             await asyncio.sleep(self._interval)
+        await self._arena.wipe(kept)
         self._arena.release_quarantined(kept)
         log.info("range left quarantine", job=job, bytes=kept.nbytes)
 

@@ -10,9 +10,11 @@ import numpy as np
 
 from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
 from hawk.jobs.chunks import cut
+from hawk.jobs.scrub import wipe
 from hawk.jobs.states import settle
 from hawk.jobs.verify import Arrivals
 from hawk.memory.base import MoveSupport
+from hawk.memory.scrub import of_allocation
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
@@ -217,11 +219,23 @@ class Receiver:
                 await settle(task)
             except asyncio.CancelledError as error:
                 again = error
-        if self._staging is not None and self._request.cache.memory is not None:
-            self._request.cache.memory.free(self._staging)
-            self._staging = None
+        staging, self._staging, memory = self._staging, None, self._request.cache.memory
+        if staging is not None and memory is not None:
+            try:
+                if self._context.scrub:
+                    await wipe(memory.regions, of_allocation(staging), memory)
+            except asyncio.CancelledError as error:
+                again = error
+            finally:
+                memory.free(staging)
         if again is not None:
             raise again
+
+    async def wipe(self) -> None:
+        """Zeroes what this attempt may have written of the target; after `stop`, where the config says so."""
+        if self._context.scrub_targets:
+            for ranges in self._touched:
+                await wipe(self._request.cache.regions, ranges, self._request.cache.memory)
 
     async def flush(self) -> None:
         """Makes all that was written visible to the device, and checks it; after the last read of every queue."""
@@ -262,12 +276,12 @@ class Receiver:
         else:
             planned, segments, ranges = await self._context.planner.call(self._plan, prepared, chunk)
         result.phases["plan"] = result.phases.get("plan", 0.0) + time.perf_counter() - began
+        self._touched.append(ranges)
         if segments is None:
             await self._staged(prepared, planned, link, consumed)
         else:
             await self._read(prepared, segments, link)
             consumed(prepared.chunk)
-        self._touched.append(ranges)
         self._arrivals.came(prepared, planned)
         result.nbytes += planned.nbytes
         result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile

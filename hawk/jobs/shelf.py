@@ -97,6 +97,7 @@ class Shelf:
             log.exception("a range could not be closed to its reader", job=self._job)
             on_its_word = False
         if closed or on_its_word:
+            await self._arena_room.arena.wipe(held.range)
             self._arena_room.give(held.ask, held.range)
             return
         self._arena_room.give(held.ask, held.range, quarantine=reason or "its reader may still be inside")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hawk.errors import Draining, InvalidArgument
 from hawk.memory.ranges import Range, RangeAllocator
-from hawk.memory.region import Region
+from hawk.memory.region import ByteRanges, Region
+from hawk.memory.scrub import zero
 from hawk.memory.shared import alloc
 
 if TYPE_CHECKING:
@@ -24,12 +27,20 @@ class Arena:
     nbytes       size in bytes, rounded down to a multiple of `alignment`
     alignment    every range starts at a multiple of this many bytes
     on_room      called whenever a range came back from quarantine, which its owner does not see
+    scrub        `wipe` zeroes; without, it does nothing
     """
 
     def __init__(
-        self, nbytes: int, *, name: str = "arena", alignment: int = 4096, huge_pages: bool = False
+        self,
+        nbytes: int,
+        *,
+        name: str = "arena",
+        alignment: int = 4096,
+        huge_pages: bool = False,
+        scrub: bool = False,
     ) -> None:
         self.name = name
+        self.scrub = scrub
         self.allocator = RangeAllocator(nbytes, alignment, name)
         self.on_room: Callable[[], None] = lambda: None
         self._buffer = alloc(self.allocator.nbytes, name=name, huge_pages=huge_pages)
@@ -58,6 +69,12 @@ class Arena:
     def free(self, taken: Range) -> None:
         """Gives a range back.  Raises `InvalidArgument` if it is not allocated any more."""
         self.allocator.free(taken)
+
+    async def wipe(self, taken: Range) -> None:
+        """To be awaited before a range that was written to is given back: zeroes it where the arena is to."""
+        if self.scrub and self._region is not None:
+            columns = np.zeros(1, np.int32), np.asarray([taken.offset]), np.asarray([taken.nbytes])
+            await zero([self._region], ByteRanges(*columns))
 
     def quarantine(self, taken: Range, reason: str) -> None:
         """Takes a range from its owner, but keeps it from use: a byte may still move in it."""
