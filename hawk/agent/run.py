@@ -7,8 +7,10 @@ import signal
 from typing import TYPE_CHECKING
 
 from hawk.agent.core import Agent
+from hawk.agent.dump import dump
+from hawk.agent.reloading import reload
 from hawk.config import missing
-from hawk.errors import ConfigError
+from hawk.errors import ConfigError, HawkError
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -43,9 +45,27 @@ async def _start(agent: Agent, stop: asyncio.Event) -> bool:
     return True
 
 
-async def run(config: Config, *, on_up: Callable[[Agent], None] | None = None) -> int:
+def _reload(agent: Agent, read: Callable[[], Config] | None) -> None:
+    """Takes over what changed in the configuration; one that cannot be used is refused whole."""
+    if not agent.up or read is None:
+        log.info("nothing to reload", reason="starting" if read else "the agent has no configuration file")
+        return
+    try:
+        reload(agent, read())
+    except HawkError as error:
+        log.error("the new configuration is refused; the old one goes on", reason=str(error))
+
+
+async def run(
+    config: Config,
+    *,
+    on_up: Callable[[Agent], None] | None = None,
+    read: Callable[[], Config] | None = None,
+) -> int:
     """Runs an agent until SIGTERM or SIGINT, then drains it; a second signal cuts that short.
 
+    SIGHUP takes over what `read()` says of peers, their keys and the log level; SIGUSR1 writes jobs and tasks to the
+    log.
     A signal while it still starts ends that, as soon as the memory that is being filled is full.  `on_up(agent)`
     is called once it answers.  Returns the exit status.
     """
@@ -59,6 +79,8 @@ async def run(config: Config, *, on_up: Callable[[Agent], None] | None = None) -
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     agent = Agent(config, embedded=False)
+    loop.add_signal_handler(signal.SIGHUP, lambda: _reload(agent, read))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: dump(agent) if agent.up else None)
     if not await _start(agent, stop):
         log.info("agent down", drained=True, reason="it was told to stop before it was up")
         return 0

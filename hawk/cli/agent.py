@@ -23,7 +23,11 @@ from hawk._version import __version__
 )
 @click.version_option(__version__, prog_name="hawk-agent")
 def agent(file: Path | None, ready_fd: int | None) -> int:
-    """Runs an agent until SIGTERM, which lets running jobs end first; a second one does not wait for them."""
+    """Runs an agent until SIGTERM, which lets running jobs end first; a second one does not wait for them.
+
+    SIGHUP reads the configuration again and takes over peers, their keys and the log level; SIGUSR1 writes jobs and
+    tasks to the log.
+    """
     import asyncio
     import os
 
@@ -43,7 +47,7 @@ def agent(file: Path | None, ready_fd: int | None) -> int:
 
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(config, on_up=up))
+        return runner.run(run(config, on_up=up, read=lambda: load_config(file)[0]))
 
 
 def _raise_descriptor_limit() -> None:

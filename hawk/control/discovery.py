@@ -37,6 +37,10 @@ class StaticPeers(Directory):
     def __init__(self, peers: Mapping[str, str]) -> None:
         self._peers = dict(peers)
 
+    def replace(self, peers: Mapping[str, str]) -> None:
+        """Another table from now on."""
+        self._peers = dict(peers)
+
     @property
     def names(self) -> list[str]:
         """All known names, sorted."""

@@ -156,6 +156,19 @@ class Server(Generic[T]):
         """
         self._send(identity, Kind.MESSAGE, encode_body(message))
 
+    def recheck(self) -> None:
+        """Looks at the list of keys anew: a peer whose key is not on it any more, or has another name, is gone."""
+        if self._zap is None:
+            return
+        for peer in list(self.peers.values()):
+            if self._zap.name_of(peer.user) != peer.name:
+                self._gone(
+                    peer.identity,
+                    PeerLost(
+                        "the peer's key is not authorised any more, or has another name", peer=peer.name
+                    ),
+                )
+
     def forget(self, identity: bytes) -> None:
         """Drops what is known of a peer, without a callback; for an owner who knows that it ended."""
         self.peers.pop(identity, None)

@@ -93,7 +93,7 @@ class Zap:
             "a peer was refused: its key is not in the peers file",
             key=key,
             address=address,
-            hint="If the peer is yours, add this public key to security.peers_file and start this agent again",
+            hint="If the peer is yours, add this public key to security.peers_file and send this agent SIGHUP",
         )
 
     def _answer(self, identity: bytes, frames: list[bytes]) -> None:

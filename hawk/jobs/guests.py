@@ -53,6 +53,8 @@ class Guests:
         hello, generation = self._hellos.get(identity, (None, 0))
         if hello is None or (peer is not None and peer.generation != generation):
             return None
+        if peer is not None and peer.name not in ("", hello.name):
+            return None  # its key was given another name meanwhile
         return hello.name
 
     def hello(self, identity: bytes, message: Hello) -> None:

@@ -231,6 +231,14 @@ class Peers:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def replace_keys(self, keys: Mapping[str, str]) -> None:
+        """Other keys from now on; a session with a peer whose key is another, or none any more, ends with its jobs."""
+        old, self.keys = self.keys, dict(keys)
+        for session in self.sessions:
+            if self._secure and self.keys.get(session.name) != old.get(session.name):
+                log.warning("the peer's key was changed or taken away", peer=session.name)
+                self._end(session)
+
     @property
     def sessions(self) -> list[PeerSession]:
         """All of them, the longest unused first."""

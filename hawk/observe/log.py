@@ -7,14 +7,18 @@ only, `configure` decides: for people on a terminal, one JSON object a line else
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
+import threading
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, cast
 
 import structlog
+
+from hawk.observe.repeats import WINDOW, Repeats
 
 _FIELDS = "hawk_fields"
 """Where a log record carries the event's fields; one attribute, so that no field can clash with the record's own."""
@@ -65,21 +69,68 @@ class _Formatter(logging.Formatter):
         return str(self._console(None, record.levelname.lower(), event))
 
 
+def _event(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
+    """An event's words and fields; the fields are the record's own, so that one more shows."""
+    what, fields = getattr(record, _FIELDS, None) or (record.getMessage(), {})
+    setattr(record, _FIELDS, (what, fields))
+    return what, fields
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes events, and those that repeat once in a while; what is still counted is written at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._repeats = Repeats(_event)
+        self._timer: threading.Timer | None = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        with self.lock or contextlib.nullcontext():
+            for told in self._repeats.take(record):
+                self.emit(told)
+            if self._repeats.waiting and self._timer is None:
+                self._timer = threading.Timer(WINDOW, self._due)
+                self._timer.daemon = True
+                self._timer.start()
+        return True
+
+    def _due(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._timer = None
+            for told in self._repeats.due():
+                self.emit(told)
+
+    def close(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            for told in self._repeats.due(all_of_them=True):
+                self.emit(told)
+        super().close()
+
+
+def set_level(level: str) -> None:
+    """The least serious events of HAWK's that are logged from now on."""
+    logging.getLogger("hawk").setLevel(level.upper())
+
+
 def configure(
     level: str = "info", style: Literal["auto", "console", "json"] = "auto", stream: TextIO | None = None
 ) -> None:
     """Sets up this process's logging.  Only for processes that are HAWK's own; calling it again replaces it.
 
-    `level` holds for HAWK's events; other packages are heard from warnings on.
+    `level` holds for HAWK's events; other packages are heard from warnings on.  Repeats are collapsed.
     """
     out = sys.stderr if stream is None else stream
     terminal = out.isatty()
-    handler = logging.StreamHandler(out)
+    handler = _Handler(out)
     handler.setFormatter(_Formatter(style == "console" or (style == "auto" and terminal), terminal))
     handler.name = _FIELDS
     root = logging.getLogger()
     for old in [h for h in root.handlers if h.name == _FIELDS]:
         root.removeHandler(old)
+        old.close()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger("hawk").setLevel(level.upper())
+    set_level(level)
