@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         MissingDependency,
         NotViable,
         OutOfMemory,
+        PartsMismatch,
         PeerLost,
         PeerUnreachable,
         RangeBusy,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     )
     from hawk.handles import Ready
     from hawk.memory.shared import alloc
+    from hawk.plan.part import Part
 
 _HOME = {
     "Agent": "hawk.agent",
@@ -60,6 +62,7 @@ _HOME = {
     "Client": "hawk.client",
     "Config": "hawk.config",
     "KVCache": "hawk.cache",
+    "Part": "hawk.plan.part",
     "Ready": "hawk.handles",
     "alloc": "hawk.memory.shared",
     "connect": "hawk.client",
@@ -93,6 +96,8 @@ __all__ = [
     "MissingDependency",
     "NotViable",
     "OutOfMemory",
+    "Part",
+    "PartsMismatch",
     "PeerLost",
     "PeerUnreachable",
     "RangeBusy",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from hawk.control.messages import MOST_CONSUMERS, pack_blocks
+from hawk.control.messages import MOST_CONSUMERS, MOST_PARTS, pack_blocks
 from hawk.errors import BadFrame, HawkError, InvalidArgument
 from hawk.units import parse_duration
 
@@ -100,6 +100,40 @@ def ticket_text(ticket: Any) -> str:
             expected="hawk1..., at most 2048 characters",
         )
     return text(ticket, "ticket", 2048)
+
+
+def ticket_texts(tickets: Any) -> list[str]:
+    """The tickets of offers: of one, of a list, or none for None."""
+    if isinstance(tickets, list | tuple):
+        if not 1 <= len(tickets) <= MOST_PARTS:
+            raise InvalidArgument(
+                "no number of tickets",
+                field="ticket",
+                got=f"{len(tickets)} tickets",
+                expected=f"1..{MOST_PARTS} tickets",
+            )
+        found = [ticket_text(ticket) for ticket in tickets]
+        if not all(found):
+            raise InvalidArgument(
+                "no ticket", field=f"ticket[{found.index('')}]", got="''", expected="a ticket"
+            )
+        return found
+    found = [ticket_text(tickets)]
+    return found if found[0] else []
+
+
+def source_names(source: Any) -> list[str]:
+    """Names of agents: one, a list, or none for an empty text."""
+    if isinstance(source, list | tuple):
+        if not 1 <= len(source) <= MOST_PARTS:
+            raise InvalidArgument(
+                "no number of sources",
+                field="source",
+                got=f"{len(source)} names",
+                expected=f"1..{MOST_PARTS} names",
+            )
+        return [text(name, f"source[{i}]", 128, shortest=1) for i, name in enumerate(source)]
+    return [text(source, "source", 128)] if source != "" else []
 
 
 def count(value: Any, field: str) -> int:

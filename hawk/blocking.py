@@ -17,11 +17,11 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hawk import client as _client
-from hawk.arguments import ticket_text
+from hawk.arguments import ticket_texts
 from hawk.errors import DeadlineExceeded, WrongContext
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -185,7 +185,7 @@ class Client:
         """See `hawk.Client.offer`."""
         return Offer(self, self.wait(self._client.offer(request, cache, blocks, **options)))
 
-    def fetch(self, ticket: str | Offer | None = None, **options: Any) -> Ready:
+    def fetch(self, ticket: str | Offer | Sequence[str | Offer] | None = None, **options: Any) -> Ready:
         """Fetches and waits until it is ready; see `hawk.Client.fetch` for the options."""
         job = self.submit(ticket, **options)
         try:
@@ -195,11 +195,11 @@ class Client:
                 job.abort()
             raise
 
-    def submit(self, ticket: str | Offer | None = None, **options: Any) -> Job:
+    def submit(self, ticket: str | Offer | Sequence[str | Offer] | None = None, **options: Any) -> Job:
         """Starts a fetch and returns at once with a `Job`."""
 
         async def start() -> Fetch:
-            fetch = self._client.fetch(ticket_text(ticket) or None, **options)
+            fetch = self._client.fetch(ticket_texts(ticket) or None, **options)
             await fetch.start()
             return fetch
 

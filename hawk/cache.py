@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hawk.arguments import instance, shown
-from hawk.control.messages import CacheDescr
+from hawk.cache_spec import CacheSpec, loaded
 from hawk.errors import InvalidArgument, LayoutError
-from hawk.layouts import CacheShape, Layout, load
+from hawk.layouts import Layout
 from hawk.memory import shared
+from hawk.plan.part import Part
 from hawk.units import approximate_size
 
 if TYPE_CHECKING:
@@ -25,132 +24,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.layouts import CompiledLayout
     from hawk.layouts.compiled import CodecInfo
 
     U8 = NDArray[np.uint8]
 
+__all__ = ["CacheSpec", "KVCache"]
+
 _ALIGN = 4096
-
-_BOUNDS: dict[str, int] = {
-    "layers": 65_536,
-    "heads": 65_536,
-    "dim": 1_048_576,
-    "block_size": 1_048_576,
-    "blocks": 2**31 - 1,
-    "kvs": 2,
-}
-"""The largest value of each extent that can be told to an agent; the smallest is 1."""
-
-
-def _whole(value: object, field: str, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgument(
-            "out of range", field=field, got=shown(value), expected=f"a whole number {low}..{high}"
-        )
-
-
-def _named(layout: object) -> None:
-    if not isinstance(layout, str | os.PathLike | Layout):
-        raise LayoutError(
-            "no layout",
-            field="layout",
-            got=shown(layout),
-            expected="a layout's name, a file's path, or a Layout",
-        )
-
-
-def _loaded(layout: str | Layout) -> Layout:
-    """The layout that a caller named or gave; raises `LayoutError`."""
-    _named(layout)
-    return layout if isinstance(layout, Layout) else load(layout)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSpec:
-    """A KV cache of one worker: `layers` x K and V x `blocks` of `block_size` tokens x `heads` x `dim`.
-
-    layout     name of a shipped layout (`"vllm/nhd"`), path of a layout file, or a `Layout`
-    codec      how elements are stored; the layout's default if None
-    channels   memory channels for interleaved layouts; the memory's own if None
-    params     parameters of the layout, such as the rotary dimension
-
-    Raises `InvalidArgument`, or `LayoutError` for a layout that is none, naming the field.
-    """
-
-    layers: int
-    heads: int
-    dim: int
-    block_size: int
-    blocks: int
-    layout: str | Layout = "vllm/nhd"
-    codec: str | None = None
-    kvs: int = 2
-    channels: int | None = None
-    align: int | None = None
-    params: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, high in _BOUNDS.items():
-            _whole(getattr(self, name), name, 1, high)
-        _named(self.layout)
-        if self.codec is not None:
-            instance(self.codec, str, "codec", "a codec's name, or None")
-        if self.channels is not None:
-            _whole(self.channels, "channels", 1, 4096)
-        if self.align is not None:
-            _whole(self.align, "align", 1, 2**30)
-        params: object = self.params
-        if not isinstance(params, Mapping):
-            raise InvalidArgument(
-                "no parameters", field="params", got=shown(params), expected="whole numbers by name"
-            )
-        for key, value in self.params.items():
-            instance(key, str, "params", "names that are text")
-            _whole(value, f"params.{key}", -(2**63), 2**63 - 1)
-
-    @property
-    def shape(self) -> CacheShape:
-        """The index box."""
-        return CacheShape(
-            layers=self.layers,
-            heads=self.heads,
-            dim=self.dim,
-            block_size=self.block_size,
-            blocks=self.blocks,
-            kvs=self.kvs,
-        )
-
-    def resolve(self) -> Layout:
-        """The layout, loaded; raises `LayoutError`."""
-        return _loaded(self.layout)
-
-    def compile(self) -> CompiledLayout:
-        """The layout bound to this shape; raises `LayoutError`."""
-        return self.resolve().compile(
-            self.shape, codec=self.codec, channels=self.channels, align=self.align, params=dict(self.params)
-        )
-
-    def descr(self) -> CacheDescr:
-        """The description that travels."""
-        layout = self.resolve()
-        return CacheDescr(
-            layout=layout.text,
-            codec=self.codec or layout.codec,
-            layers=self.layers,
-            heads=self.heads,
-            dim=self.dim,
-            block_size=self.block_size,
-            blocks=self.blocks,
-            kvs=self.kvs,
-            channels=self.channels or 0,
-            align=self.align or 0,
-            params=dict(self.params),
-        )
-
-    def replace(self, **changes: Any) -> CacheSpec:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
 
 @dataclass(eq=False, repr=False)
@@ -231,12 +111,18 @@ class KVCache:
 
     @classmethod
     def from_torch(
-        cls, tensors: Sequence[Any], *, layout: str | Layout = "vllm/nhd", spec: CacheSpec | None = None
+        cls,
+        tensors: Sequence[Any],
+        *,
+        layout: str | Layout = "vllm/nhd",
+        spec: CacheSpec | None = None,
+        part: Part | None = None,
     ) -> KVCache:
         """Over CPU tensors that exist, one per buffer of the layout, without a copy.
 
         Without `spec` the shape is read from the tensors: their axes must be those of the layout's order, so for
-        `vllm/nhd` each layer's tensor is `[kv, block, slot, head, dim]`.  The codec follows from the dtype.
+        `vllm/nhd` each layer's tensor is `[kv, block, slot, head, dim]`.  The codec follows from the dtype.  `part`
+        says which heads and layers of the model these are, as in `CacheSpec`.
         """
         if not isinstance(tensors, list | tuple) or not tensors:
             raise InvalidArgument(
@@ -262,6 +148,8 @@ class KVCache:
                 )
         if spec is None:
             spec = _spec_from_torch(tensors, layout)
+        if part is not None:
+            spec = spec.replace(part=part)
         buffers = [_torch_bytes(t) for t in tensors]
         return cls(spec, buffers)
 
@@ -272,7 +160,8 @@ class KVCache:
         size = approximate_size(sum(buffer.nbytes for buffer in self.buffers))
         state = f"{size} in {len(self.buffers)} buffers" if self.buffers else "closed"
         box = ", ".join(f"{k}={getattr(spec, k)}" for k in ("layers", "heads", "dim", "block_size", "blocks"))
-        return f"<KVCache {layout.name} {spec.codec or layout.codec}, {box}: {state}>"
+        part = "" if spec.part is None else f", {spec.part}"
+        return f"<KVCache {layout.name} {spec.codec or layout.codec}, {box}{part}: {state}>"
 
     def array(self, layer: int, kv: int = 0) -> U8:
         """The bytes of the buffer that holds this layer and kv, `uint8[n]`."""
@@ -332,7 +221,7 @@ def _torch_bytes(tensor: Any) -> U8:
 
 
 def _spec_from_torch(tensors: Sequence[Any], layout: str | Layout) -> CacheSpec:
-    loaded = _loaded(layout)
+    known = loaded(layout)
     codec = _TORCH_CODECS.get(str(tensors[0].dtype))
     if codec is None:
         raise InvalidArgument(
@@ -341,7 +230,7 @@ def _spec_from_torch(tensors: Sequence[Any], layout: str | Layout) -> CacheSpec:
             got=tensors[0].dtype,
             expected=list(_TORCH_CODECS),
         )
-    names = loaded.plain_axes()
+    names = known.plain_axes()
     if names is None or len(names) != tensors[0].dim():
         raise InvalidArgument(
             "the shape cannot be read from the tensors",
@@ -351,15 +240,15 @@ def _spec_from_torch(tensors: Sequence[Any], layout: str | Layout) -> CacheSpec:
             hint="Give spec=CacheSpec(...) instead",
         )
     extents: dict[str, int] = dict(zip(names, (int(n) for n in tensors[0].shape), strict=True))
-    kvs = extents.get("kv", 2 if "kv" in loaded.buffers else 1)
-    layers = extents.get("layer", len(tensors) // (kvs if "kv" in loaded.buffers else 1))
+    kvs = extents.get("kv", 2 if "kv" in known.buffers else 1)
+    layers = extents.get("layer", len(tensors) // (kvs if "kv" in known.buffers else 1))
     return CacheSpec(
         layers=layers,
         heads=extents["head"],
         dim=extents["dim"],
         block_size=extents["slot"],
         blocks=extents["block"],
-        layout=loaded,
+        layout=known,
         codec=codec,
         kvs=kvs,
     )

@@ -25,8 +25,9 @@ from hawk.arguments import (
     request_id,
     shown,
     small_note,
+    source_names,
     text,
-    ticket_text,
+    ticket_texts,
 )
 from hawk.cache import CacheSpec, KVCache
 from hawk.connection import CALL_TIMEOUT
@@ -42,7 +43,7 @@ from hawk.control.messages import (
     ReleaseCache,
 )
 from hawk.errors import InvalidArgument, RegistrationFailed
-from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
+from hawk.handles import PARTS_SINCE, Cache, DeviceCache, Fetch, OfferHandle
 from hawk.memory import shared
 from hawk.memory.received import map_received
 from hawk.operator import Operator
@@ -159,6 +160,8 @@ class Client(Operator):
         """
         instance(cache, Cache, "cache", "a cache from register or allocate").check(self)
         names, claims = consumer_names(consumers)
+        if names or claims > 1:
+            self.needs_version(PARTS_SINCE, "an offer for several consumers")
         answer = await self.call(
             Offer(
                 id=0,
@@ -181,7 +184,7 @@ class Client(Operator):
 
     def fetch(
         self,
-        ticket: str | OfferHandle | None = None,
+        ticket: str | OfferHandle | Sequence[str | OfferHandle] | None = None,
         *,
         into: Cache | DeviceCache,
         blocks: ArrayLike,
@@ -189,7 +192,7 @@ class Client(Operator):
         tokens: int = 0,
         timeout: float | str = "60s",
         request: str = "",
-        source: str = "",
+        source: str | Sequence[str] = "",
         wait: bool = False,
         priority: int = 0,
         ttft: float | str | None = None,
@@ -197,26 +200,30 @@ class Client(Operator):
     ) -> Fetch:
         """A fetch of a request into `blocks` (entry i: tokens from i * block_size) of a cache.
 
+        ticket            the offer's; or a list of tickets, where the request comes in parts from several caches:
+                          those are read that together hold what `into` holds, and it is ready when all have arrived
         first, tokens     token positions to bring; all that are offered from `first` on if `tokens` is 0
         request, source   instead of a ticket: a request and the name of the agent that has it; the offer must
-                          name this node's agent as its consumer
+                          name this node's agent as its consumer.  For parts a list of agents, each named as often as
+                          it has a part
         wait              wait for the offer if it is not made yet, until the timeout
         priority          -100 to 100: among the fetches of this client, the higher first
         ttft              the time within which it should be ready, such as "300ms"; of equal priority, who has least
                           of it left goes first.  Too late is not a failure: that is `timeout`
         abort_timeout     how long leaving the block may take until no byte can land any more
 
-        Nothing happens until the returned object is awaited or entered.
+        Nothing happens until the returned object is awaited or entered.  Parts that do not make up what `into` holds
+        end it with `PartsMismatch`, which names the heads and layers.
         """
         self.check_context()
         instance(into, Cache, "into", "a cache from register or allocate").check(self)
         instance(wait, bool, "wait", "True or False")
-        ticket = ticket_text(ticket)
+        tickets = ticket_texts(ticket)
         return Fetch(
             self,
-            ticket=ticket,
-            request=request_id(request) if not ticket else "",
-            source=text(source, "source", 128),
+            tickets=tickets,
+            request=request_id(request) if not tickets else "",
+            sources=source_names(source),
             cache=into,
             blocks=block_table(blocks),
             first=count(first, "first"),

@@ -38,6 +38,7 @@ from hawk.errors import (
     InvalidArgument,
     PeerLost,
     PeerUnreachable,
+    VersionMismatch,
     WrongContext,
     from_wire,
 )
@@ -188,6 +189,17 @@ class Connection:
                 else "the client is not open",
                 field="client",
                 hint="Use `async with hawk.connect(...)`, or hawk.blocking from threads",
+            )
+
+    def needs_version(self, version: int, what: str) -> None:
+        """Raises `VersionMismatch` where the agent is of a version that would not understand."""
+        if self._channel is not None and self._channel.version < version:
+            raise VersionMismatch(
+                f"the agent is too old for {what}",
+                field="agent",
+                got=f"protocol version {self._channel.version}",
+                expected=f"{version} or later",
+                hint="Upgrade the agent of this node",
             )
 
     # -- calls -------------------------------------------------------------------------------------------

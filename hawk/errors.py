@@ -251,6 +251,12 @@ class AlreadyOffered(JobError):
     code = "already-offered"
 
 
+class PartsMismatch(JobError, ValueError):
+    """The parts of a request are not what the target needs; `got` names heads and layers that lack or clash."""
+
+    code = "parts-mismatch"
+
+
 class RangeBusy(JobError):
     """Blocks named by this job still belong to another job."""
 

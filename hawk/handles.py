@@ -24,7 +24,7 @@ from hawk.control.messages import (
 from hawk.errors import Aborted, HawkError, InvalidArgument, PeerUnreachable, StillDraining, from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
+    from collections.abc import AsyncIterator, Generator, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from hawk.client import Client
     from hawk.layouts import CompiledLayout
     from hawk.memory.shared import SharedBuffer
+
+PARTS_SINCE = 2
+"""The first protocol version whose agents know of parts and of several consumers."""
 
 
 class Cache:
@@ -159,10 +162,11 @@ class Ready:
 
     first, tokens    token positions that are there now
     nbytes           bytes moved
-    note             what the offer carried along
-    transport, mode  how: the transport's name, `"direct"` or `"staged"`
+    note             what the offer carried along; of several, the first that is not empty
+    transport, mode  how: the transport's name, `"direct"` or `"staged"`; joined by `+` where parts differ
     phases           seconds by phase, chunks added up; they overlap; `"total"` is the whole job in the agent
     channels         bytes per memory channel
+    parts            how many offers it came from
     """
 
     first: int
@@ -173,6 +177,7 @@ class Ready:
     mode: str
     phases: dict[str, float] = field(default_factory=dict)
     channels: tuple[int, ...] = ()
+    parts: int = 1
 
 
 class Fetch:
@@ -182,9 +187,9 @@ class Fetch:
         self,
         client: Client,
         *,
-        ticket: str,
+        tickets: Sequence[str],
         request: str,
-        source: str,
+        sources: Sequence[str],
         cache: Cache,
         blocks: bytes,
         first: int,
@@ -201,9 +206,9 @@ class Fetch:
         self._message = StartFetch(
             id=0,
             job=self.job,
-            ticket=ticket,
+            ticket=tickets[0] if tickets else "",
             request=request,
-            source=source,
+            source=sources[0] if sources else "",
             cache=cache.id,
             blocks=blocks,
             first=first,
@@ -212,6 +217,8 @@ class Fetch:
             wait=wait,
             priority=priority,
             ttft=ttft,
+            tickets=list(tickets[1:]),
+            sources=list(sources[1:]),
         )
         self._start: asyncio.Task[None] | None = None
         self._latest: Progress | None = None
@@ -251,6 +258,7 @@ class Fetch:
                         mode=message.mode,
                         phases=message.phases,
                         channels=tuple(message.channels),
+                        parts=message.parts,
                     )
                 )
         self._wake()
@@ -266,6 +274,8 @@ class Fetch:
         if self._result is not None:
             return
         self._client.check_context()
+        if self._message.tickets or self._message.sources:
+            self._client.needs_version(PARTS_SINCE, "a fetch of several parts")
         self._result = asyncio.get_running_loop().create_future()
         self._client.track(self)
         try:

@@ -6,10 +6,12 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
-from hawk.control.messages import FetchEnded, Progress, StartFetch, decode_ticket, unpack_blocks
+from hawk.control.messages import FetchEnded, Progress, StartFetch, Ticket, decode_ticket, unpack_blocks
 from hawk.errors import Aborted, Draining, HawkError, InvalidArgument
-from hawk.jobs.fetch import FetchJob, FetchRequest
+from hawk.jobs.caches import read_part
+from hawk.jobs.fetch import FetchJob
 from hawk.jobs.ledger import Look
+from hawk.jobs.request import FetchRequest, Source
 from hawk.jobs.states import State, forget_frames
 from hawk.observe.log import get as get_log
 
@@ -55,7 +57,7 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
         message.job,
         "fetch",
         request=request.request,
-        peer=request.source,
+        peer=_peers(request, 128),
         seconds=request.timeout,
         look=lambda: _look(job),
     )
@@ -63,40 +65,48 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
     session.fetches[message.job] = (job, task)
 
 
+def _peers(request: FetchRequest, most: int) -> str:
+    """Names of the agents that it is brought from, each once, in so many characters at most."""
+    return ", ".join(dict.fromkeys(source.source for source in request.sources))[:most]
+
+
 def _look(job: FetchJob) -> Look:
     result = job.result
+    attempt, *others = result.attempt.split() or [""]
     return Look(
         job.state.value,
         _PHASES.get(job.state, ""),
-        result.attempt,
+        attempt,
         result.transport,
         result.mode,
         result.nbytes,
         job.total,
         result.phases,
+        tuple(others),
     )
 
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
     cache = agent.caches.get(message.cache, session.token)
-    claim = address = generation = ""
-    request, source, tokens = message.request, message.source, message.tokens
+    request, tokens = message.request, message.tokens
     if message.ticket:
-        ticket = decode_ticket(message.ticket)
-        request, source, claim, address = ticket.request, ticket.agent, ticket.claim, ticket.address
-        generation = ticket.generation
-        tokens = tokens or max(ticket.tokens - message.first, 0)
-    elif not (request and source):
+        tickets = [decode_ticket(text) for text in (message.ticket, *message.tickets)]
+        request, offered = _one_request(tickets)
+        sources = [_source(ticket, i) for i, ticket in enumerate(tickets)]
+        tokens = tokens or max(offered - message.first, 0)
+    elif request and message.source:
+        sources = [Source(name) for name in (message.source, *message.sources)]
+    else:
         raise InvalidArgument("a fetch needs a ticket, or a request and its source", field="ticket")
     if message.timeout <= 0:
         raise InvalidArgument("a fetch has some time", field="timeout", got=message.timeout)
     return FetchRequest(
         job=message.job,
         request=request,
-        claim=claim,
-        source=source,
-        address=address,
-        generation=generation,
+        claim=sources[0].claim,
+        source=sources[0].source,
+        address=sources[0].address,
+        generation=sources[0].generation,
         cache=cache,
         blocks=unpack_blocks(message.blocks),
         first=message.first,
@@ -106,7 +116,30 @@ def _request(agent: Agent, session: Session, message: StartFetch) -> FetchReques
         client=session.token.hex(),
         priority=message.priority,
         due=asyncio.get_running_loop().time() + message.ttft if message.ttft else math.inf,
+        part=sources[0].part,
+        others=tuple(sources[1:]),
     )
+
+
+def _source(ticket: Ticket, number: int) -> Source:
+    part = None if ticket.part is None else read_part(ticket.part, f"tickets[{number}].part")
+    return Source(ticket.agent, ticket.address, ticket.generation, ticket.claim, part)
+
+
+def _one_request(tickets: list[Ticket]) -> tuple[str, int]:
+    """The request that all tickets are of, and its tokens; raises `InvalidArgument` naming one that differs."""
+    first = tickets[0]
+    for i, ticket in enumerate(tickets):
+        for name in ("request", "tokens"):
+            got, expected = getattr(ticket, name), getattr(first, name)
+            if got != expected:
+                raise InvalidArgument(
+                    f"the tickets are parts of one request, and differ in {name}",
+                    field=f"tickets[{i}].{name}",
+                    got=got,
+                    expected=expected,
+                )
+    return first.request, first.tokens
 
 
 async def _run(
@@ -128,6 +161,7 @@ async def _run(
             mode=result.mode,
             phases=result.phases,
             channels=result.channels,
+            parts=result.parts,
         )
     except HawkError as fault:
         error, ending = fault, fault.code
@@ -138,7 +172,8 @@ async def _run(
         agent.ledger.close(entry, ending, "" if error is None else str(error))
         agent.fetch_done(ending)
     agent.metrics.job(ending, "fetch", job.result.transport)
-    agent.metrics.moved("in", job.result.transport, job.result.nbytes)
+    for part in job.parts:
+        agent.metrics.moved("in", part.result.transport, part.result.nbytes)
     for phase in _COUNTED:
         if phase in job.result.phases:
             agent.metrics.phase(phase, job.result.phases[phase])
@@ -147,7 +182,7 @@ async def _run(
         request=request.request,
         job=request.job,
         attempt=job.result.attempt or None,
-        source=request.source,
+        source=_peers(request, 1024),
         ending=ending,
         reason=None if error is None else str(error),
         bytes=job.result.nbytes,

@@ -53,7 +53,7 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         cache.take_back(_read(entry))
         raise
     agent.caches.use(cache)
-    session.offers.add(message.request)
+    session.offers.add(entry)
     ticket = Ticket(
         agent=agent.config.agent.name,
         address=agent.advertised_address,
@@ -61,6 +61,7 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         request=message.request,
         claim=entry.claim,
         tokens=message.tokens,
+        part=cache.descr.part,
     )
     return Offered(message.id, encode_ticket(ticket))
 
@@ -102,24 +103,21 @@ def own(agent: Agent, session: Session, request: str, claim: str) -> OfferEntry:
 
     The request alone would not do: the offer of a handle may have ended, and its request been offered anew.
     """
-    entry = agent.offers.find(request)
-    if entry is None or entry.cache.session != session.token or entry.claim != claim:
+    entry = agent.offers.find(request, claim)
+    if entry is None or entry.cache.session != session.token:
         raise UnknownRequest("this offer is not open any more", field="request", got=request)
     return entry
 
 
-def _past(agent: Agent, session: Session, request: str, claim: str) -> PastOffer | None:
-    past = agent.offers.past(request)
-    return past if past is not None and (past.session, past.claim) == (session.token, claim) else None
+def _past(agent: Agent, session: Session, claim: str) -> PastOffer | None:
+    past = agent.offers.past(claim)
+    return past if past is not None and past.session == session.token else None
 
 
 async def withdraw(agent: Agent, session: Session, request: str, claim: str) -> None:
     """Ends an offer; returns when its blocks are read no more.  One that has ended already stays as it ended."""
-    newer = agent.offers.find(request)
-    if _past(agent, session, request, claim) is not None:
+    if _past(agent, session, claim) is not None:
         return
-    if newer is not None and newer.cache.session == session.token and newer.claim != claim:
-        return  # ours has ended, and we have offered the request anew
     entry = own(agent, session, request, claim)
     why = Aborted("the prefill side withdrew the offer", by="the prefill side", request=request)
     agent.offers.end(entry, Outcome.WITHDRAWN, why)
@@ -128,7 +126,7 @@ async def withdraw(agent: Agent, session: Session, request: str, claim: str) -> 
 
 async def ending(agent: Agent, session: Session, call: int, request: str, claim: str) -> OfferEnded:
     """Waits for the end of an offer, or tells how it ended if the agent remembers."""
-    past = _past(agent, session, request, claim)
+    past = _past(agent, session, claim)
     if past is not None:
         return _ended(call, past.outcome, past.taken)
     entry = own(agent, session, request, claim)
@@ -151,6 +149,6 @@ def ended(agent: Agent, session: Session | None, entry: OfferEntry) -> None:
     entry.cache.take_back(_read(entry))
     agent.caches.done(entry.cache)
     if session is not None:
-        session.offers.discard(entry.request)
+        session.offers.discard(entry)
     taken = ", ".join(entry.taken)
     log.info("offer ended", request=entry.request, outcome=str(entry.outcome), consumer=taken)

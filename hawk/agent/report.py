@@ -149,7 +149,8 @@ class Counts:
         for role, peer, look in agent.ledger.states():
             self.queued += look.state in _QUEUED
             self.leases += look.state in _LEASED
-            self._by_peer[role, peer] = self._by_peer.get((role, peer), 0) + 1
+            for name in peer.split(", "):  # of a request in parts
+                self._by_peer[role, name] = self._by_peer.get((role, name), 0) + 1
 
     def of(self, role: str, peer: str) -> int:
         """Jobs of one role with one peer."""

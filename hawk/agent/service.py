@@ -127,10 +127,8 @@ class Service:
         """Ends all that a client has left: calls, fetches, offers, then its caches."""
         for task in list(session.tasks):
             task.cancel()
-        for request in list(session.offers):
-            entry = self._agent.offers.find(request)
-            if entry is not None:
-                self._agent.offers.end(entry, Outcome.WITHDRAWN, error)
+        for entry in list(session.offers):
+            self._agent.offers.end(entry, Outcome.WITHDRAWN, error)
         for cache in self._agent.caches.of_session(session.token):
             self._agent.caches.close(cache)
         await fetching.stop_all(session, error)
@@ -232,8 +230,7 @@ class Service:
             case Offer():
                 return offering.offer(agent, session, message)
             case LayersReady(request=request, claim=claim, layers=layers):
-                offering.own(agent, session, request, claim)
-                agent.offers.layers_ready(request, layers)
+                agent.offers.layers_ready(offering.own(agent, session, request, claim), layers)
             case Withdraw(request=request, claim=claim):
                 await offering.withdraw(agent, session, request, claim)
             case AwaitOffer(request=request, claim=claim):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hawk.agent.outbox import Outbox
     from hawk.control.descriptors import DescriptorLink
     from hawk.jobs.fetch import FetchJob
+    from hawk.jobs.offers import OfferEntry
     from hawk.layouts import CompiledLayout
     from hawk.memory import shared
     from hawk.memory.base import Allocation, Memory
@@ -43,7 +44,7 @@ class Session:
     """One attached client.
 
     identity      its control connection; empty until it has attached
-    offers        requests it has offered
+    offers        its open offers
     fetches       its running fetches by job id, with their tasks
     quiet         it only looks on, and its coming and going is not worth a line
     """
@@ -52,7 +53,7 @@ class Session:
     connection: DescriptorLink
     identity: bytes = b""
     pid: int = 0
-    offers: set[str] = field(default_factory=set)
+    offers: set[OfferEntry] = field(default_factory=set)
     fetches: dict[str, tuple[FetchJob, asyncio.Task[None]]] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     outbox: Outbox | None = None

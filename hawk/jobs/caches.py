@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hawk.errors import Busy, RangeBusy, UnknownCache
+from hawk.control.messages import PartDescr
+from hawk.errors import Busy, InvalidArgument, RangeBusy, UnknownCache
 from hawk.layouts import CacheShape, Layout
+from hawk.plan.part import Part, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +27,47 @@ if TYPE_CHECKING:
     from hawk.plan.types import Placement
 
 
+def read_part(descr: PartDescr, field: str = "part") -> Part:
+    """The part that a message speaks of; raises `InvalidArgument` for one that cannot be."""
+    try:
+        return Part(
+            range(descr.head, descr.head + descr.heads),
+            descr.of_heads,
+            range(descr.layer, descr.layer + descr.layers),
+            descr.of_layers,
+        )
+    except InvalidArgument as fault:
+        raise InvalidArgument(
+            "no part of a model", field=field, got=fault.got, expected=fault.expected
+        ) from fault
+
+
+def write_part(part: Part) -> PartDescr:
+    """The part for a message."""
+    heads, layers = part.heads, part.layers
+    return PartDescr(heads.start, len(heads), part.of_heads, layers.start, len(layers), part.of_layers)
+
+
+def part_of(descr: CacheDescr) -> Part:
+    """What of a model's cache a cache is: all of it, unless it says so.  Raises `InvalidArgument`."""
+    if descr.part is None:
+        return Part(range(descr.heads), descr.heads, range(descr.layers), descr.layers)
+    part = read_part(descr.part, "cache.part")
+    for name in ("heads", "layers"):
+        got, expected = getattr(part, name), getattr(descr, name)
+        if len(got) != expected:
+            raise InvalidArgument(
+                f"the cache has another number of {name} than its part",
+                field=f"cache.part.{name}",
+                got=span(got),
+                expected=f"{expected} {name}",
+            )
+    return part
+
+
 def compile_descr(descr: CacheDescr) -> CompiledLayout:
     """The compiled layout of a cache description; raises `LayoutError` or `InvalidArgument`."""
+    part_of(descr)
     return _compile(
         descr.layout,
         CacheShape(
@@ -80,6 +121,11 @@ class CacheEntry:
     users: int = 0
     closing: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def part(self) -> Part:
+        """What of a model's cache it is."""
+        return part_of(self.descr)
 
     def drop(self) -> None:
         """Gives back what the entry holds.

@@ -1,15 +1,21 @@
-"""How a job is cut into chunks, and which setting is told when it cannot be."""
+"""What a job moves, how that is cut into chunks, and which setting is told when it cannot be."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hawk.errors import OutOfMemory
+from hawk.errors import InvalidArgument, OutOfMemory
+from hawk.jobs.caches import part_of
+from hawk.plan.check import check
+from hawk.plan.part import selection
 from hawk.plan.target import split
+from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
+    from hawk.control.messages import Fetch
+    from hawk.jobs.offers import OfferEntry
     from hawk.layouts import CompiledLayout
-    from hawk.plan.types import Chunk, Selection
+    from hawk.plan.types import Chunk
 
 
 def cut(target: CompiledLayout, selection: Selection, limit: int, setting: str) -> tuple[Chunk, ...]:
@@ -24,3 +30,27 @@ def cut(target: CompiledLayout, selection: Selection, limit: int, setting: str) 
             expected=fault.expected,
             hint="Raise it on the agent that names it here",
         ) from fault
+
+
+def agreed(offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: CompiledLayout) -> Selection:
+    """What of the offer the target gets.
+
+    Raises `InvalidArgument` for tokens that the offer does not hold, `PartsMismatch` or `Unmappable` for caches of
+    which one cannot become the other.
+    """
+    first, tokens = fetch.first, fetch.tokens
+    last = first + tokens if tokens else offer.tokens
+    if first >= offer.tokens or last > offer.tokens:
+        raise InvalidArgument(
+            "the offer does not hold these tokens",
+            field="tokens",
+            got=f"[{first}, {last})",
+            expected=f"within [0, {offer.tokens})",
+        )
+    if offer.cache.descr.part is None and fetch.target.part is None:
+        # Two whole caches: whether they have the same layers and heads is for `check` to say.
+        check(source, target)
+        return Selection(layer=0, layers=target.shape.layers, token=first, tokens=last - first)
+    chosen = selection(offer.part, part_of(fetch.target), first, last - first)
+    check(source, target, chosen)
+    return chosen

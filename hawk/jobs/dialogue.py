@@ -181,6 +181,14 @@ class Dialogue:
         """Waits for a chunk to be prepared."""
         return await self._until(lambda: self._prepared.get(number), self._poll)
 
+    def look(self) -> None:
+        """Something outside has changed that `wait_until` waits for."""
+        self._wake()
+
+    async def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Returns when `ready()`, which is asked again after every `look`; raises what ends the attempt meanwhile."""
+        await self._until(lambda: ready() or None, self._poll)
+
     def consumed(self, number: int) -> None:
         """All of a chunk that is wanted was read."""
         self._consumed.add(number)

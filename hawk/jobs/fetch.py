@@ -2,6 +2,10 @@
 
     reserving -> queued -> connecting -> requested -> receiving -> releasing -> ready | failed
 
+A request may come in parts, from several caches of several agents, each of which is brought by a `PartJob` of its
+own.  They are read at the same time, flushed together when the last byte of all has arrived, and then released; one
+that fails ends the others.
+
 *Ready* means that every byte arrived, that the memory was flushed after the last of them, and that the
 prefill side confirmed at release that its lease held until then.  Every other ending is an error with a name,
 and it is raised only when no byte of the job can land any more.
@@ -10,32 +14,21 @@ and it is raised only when no byte of the job can land any more.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hawk.control.messages import Fetch, pack_blocks
-from hawk.errors import (
-    DeadlineExceeded,
-    HawkError,
-    InternalError,
-    InvalidArgument,
-    LeaseExpired,
-    TransportError,
-    UnknownRequest,
-    VerificationFailed,
-)
-from hawk.jobs.dialogue import Dialogue
+from hawk.errors import DeadlineExceeded, HawkError, InternalError, InvalidArgument, PartsMismatch
+from hawk.jobs.caches import read_part
+from hawk.jobs.part import PartJob
 from hawk.jobs.reads import Reads
-from hawk.jobs.receive import Receiver
-from hawk.jobs.scheduler import Ask
-from hawk.jobs.states import State, Stoppable
+from hawk.jobs.request import FetchRequest, FetchResult, Source
+from hawk.jobs.states import State, Stoppable, settle
 from hawk.jobs.verify import Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
+from hawk.plan.part import Coverage
 from hawk.plan.types import Selection
-from hawk.transports.registry import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,19 +36,26 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from hawk.control.messages import Accepted
     from hawk.jobs.admission import Place
-    from hawk.jobs.caches import CacheBook, CacheEntry
+    from hawk.jobs.caches import CacheBook
     from hawk.jobs.links import Links
-    from hawk.jobs.peers import Peers, PeerSession
+    from hawk.jobs.peers import Peers
     from hawk.jobs.planner import Planner
     from hawk.observe.metrics import Metrics
-    from hawk.transports.base import Link, Transport
+    from hawk.transports.base import Transport
 
 log = get_log("hawk.jobs.fetch")
 
-CONNECT_TIMEOUT = 10.0
-CONNECT_SHARE = 0.8
-"""Part of a fetch's time that connecting may take, so that "nobody is there" is said, and not "too late"."""
+_PROGRESS = (
+    State.RESERVING,
+    State.QUEUED,
+    State.CONNECTING,
+    State.REQUESTED,
+    State.RECEIVING,
+    State.RELEASING,
+)
+"""States of a part that has not ended, in their order."""
 
 
 @dataclass(frozen=True)
@@ -80,60 +80,6 @@ class FetchContext:
     reads: Reads = field(default_factory=Reads)
 
 
-@dataclass(frozen=True)
-class FetchRequest:
-    """What one fetch is asked to do; `blocks` counts from token 0, tokens 0 means all from `first` on.
-
-    generation  the run of the prefill agent that made the ticket, or empty where there is none
-    client      whose share of this agent's work it counts against
-    priority    among the fetches of a client, the higher first
-    due         loop time by which it should be ready; `inf` where nobody said
-    """
-
-    job: str
-    request: str
-    claim: str
-    source: str
-    address: str
-    generation: str
-    cache: CacheEntry
-    blocks: NDArray[np.int64]
-    first: int
-    tokens: int
-    timeout: float
-    wait: bool
-    client: str = ""
-    priority: int = 0
-    due: float = math.inf
-
-    def ask(self, nbytes: int, left: int) -> Ask:
-        """What stands for this job where it waits for others, with `left` bytes to bring."""
-        return Ask(self.client, nbytes, self.priority, self.due, left)
-
-    @property
-    def early(self) -> bool:
-        """Whether it may come before its offer.  One that has a ticket was made already, or never will be again."""
-        return self.wait and not self.generation
-
-
-@dataclass
-class FetchResult:
-    """What a ready fetch brought: counts in tokens and bytes, seconds per phase, bytes per channel.
-
-    attempt     the job id on the wire, by which the prefill side knows the latest attempt
-    """
-
-    first: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-    note: bytes = b""
-    transport: str = ""
-    mode: str = ""
-    attempt: str = ""
-    phases: dict[str, float] = field(default_factory=dict)
-    channels: list[int] = field(default_factory=list)
-
-
 class FetchJob(Stoppable):
     """One job on the decode side; `on_progress(state, bytes, total)` is called at every change.
 
@@ -151,20 +97,40 @@ class FetchJob(Stoppable):
         self.context = context
         self.request = request
         self.state = State.RESERVING
-        self.result = FetchResult()
+        self.parts: list[PartJob] = []
+        self.fault: HawkError | None = None
         self._on_progress = on_progress
         self._place = place
         self._blocks = 0
-        self._total = 0
+        self._coverage = Coverage(request.cache.part)
+        self._tokens: tuple[int, int] | None = None
+        self._flushing = asyncio.Lock()
+        self.flushed = False
+        self._total_seconds: dict[str, float] = {}
+
+    @property
+    def result(self) -> FetchResult:
+        """What was brought so far."""
+        joined = FetchResult.joined([part.result for part in self._needed] or [FetchResult()])
+        joined.phases.update(self._total_seconds)
+        return joined
 
     @property
     def total(self) -> int:
         """Bytes that will come, 0 until that is known."""
-        return self._total
+        return sum(part.total for part in self._needed)
+
+    @property
+    def _needed(self) -> list[PartJob]:
+        return [part for part in self.parts if not part.unneeded]
 
     def _move_to(self, state: State) -> None:
         self.state = state
-        self._on_progress(state, self.result.nbytes, self._total)
+        self._on_progress(state, sum(part.result.nbytes for part in self._needed), self.total)
+
+    def changed(self) -> None:
+        """A part has come further; the whole is where the last of them is."""
+        self._move_to(min((part.state for part in self._needed), key=_PROGRESS.index, default=self.state))
 
     def stop(self, error: HawkError) -> None:
         """Ends the job with `error`; its blocks are in quarantine until no byte can land any more."""
@@ -179,11 +145,12 @@ class FetchJob(Stoppable):
         caches.use(cache)
         error: BaseException | None = None
         try:
+            self.parts = [PartJob(self, request.of(source), FetchResult) for source in self._sources()]
             blocks = self._touched_blocks()
             cache.own(blocks, request.job)
             self._blocks = len(blocks)
             async with asyncio.timeout(request.timeout):
-                await self.supervise(self._attempts())
+                await self.supervise(self._bring())
         except TimeoutError as fault:
             if isinstance(fault, HawkError):
                 error = fault
@@ -209,7 +176,7 @@ class FetchJob(Stoppable):
             caches.done(cache)
             self._move_to(State.READY if error is None else State.FAILED)
             error = None  # it has this frame in its traceback
-        self.result.phases["total"] = time.perf_counter() - began
+        self._total_seconds["total"] = time.perf_counter() - began
         return self.result
 
     def _touched_blocks(self) -> NDArray[np.int64]:
@@ -230,31 +197,27 @@ class FetchJob(Stoppable):
         first, last = entries(request.cache.layout, wanted)
         return blocks[first:last]
 
-    async def _attempts(self) -> None:
-        """One attempt, or as many as there are agreed transports where the config says `next`.
+    # -- parts -------------------------------------------------------------------------------------------
 
-        An attempt whose bytes were wrong is made again as often as the config says.
+    def _sources(self) -> list[Source]:
+        """Those that are needed, as far as their tickets say what they hold.
+
+        The same ticket again, a part that others bring already, and one that the target needs nothing of are left
+        out.  Raises `PartsMismatch` where parts do not fit each other, or where nothing would bring some.
         """
-        await self._turn()
-        left, retries = list(self.context.prefer), self.context.verifier.retries
-        while True:
-            try:
-                await self._attempt(left)
-                return
-            except VerificationFailed as fault:
-                if retries == 0:
-                    raise
-                retries -= 1
-                log.warning("fetching again what was wrong", job=self.request.job, reason=str(fault))
-                self.result = FetchResult()
-            except TransportError as fault:
-                tried = self.result.transport
-                if self.context.on_failure != "next" or tried not in left or len(left) == 1:
-                    raise
-                left.remove(tried)
-                self.context.metrics.fallback(fault.code)
-                log.warning("trying the next transport", job=self.request.job, after=tried, reason=str(fault))
-                self.result = FetchResult()
+        needed: list[Source] = []
+        claims: set[str] = set()
+        for i, source in enumerate(self.request.sources):
+            if source.claim and source.claim in claims:
+                continue
+            claims.add(source.claim)
+            if source.part is None or self._coverage.take(source.part, f"tickets[{i}].part"):
+                needed.append(source)
+        known = [source for source in needed if source.part is not None]
+        if self._coverage.complete or len(known) == len(needed):
+            self._coverage.check()
+            return known
+        return needed
 
     async def _turn(self) -> None:
         """Stands in line for a place to work; one that comes before its offer waits on the other side instead."""
@@ -266,111 +229,106 @@ class FetchJob(Stoppable):
         nbytes = sum(layout.buffer_bytes) * layout.channels * self._blocks // layout.shape.blocks
         await self._place.work(self.request.ask(nbytes, nbytes))
 
-    def _ttft(self) -> float:
-        """What is left of the time within which it should be ready; 0 where nobody said, or it is over."""
-        due = self.request.due
-        return 0.0 if math.isinf(due) else max(due - asyncio.get_running_loop().time(), 0.0)
+    async def _bring(self) -> None:
+        """All parts at once; the first that fails ends the others, and its error is raised when all have ended."""
+        await self._turn()
+        if len(self.parts) == 1:
+            await self.parts[0].run()
+        else:
+            loop = asyncio.get_running_loop()
+            tasks = [loop.create_task(part.run()) for part in self.parts]
+            for part, task in zip(self.parts, tasks, strict=True):
+                part.task = task
+                task.add_done_callback(part.ended)
+            await self._together(tasks)
+        if not self.flushed:
+            self._coverage.check("source")
+            raise InternalError("the parts ended before they were complete", job=self.request.job)
 
-    async def _attempt(self, transports: list[str]) -> None:
-        context, request = self.context, self.request
-        self._move_to(State.CONNECTING)
-        began = time.perf_counter()
-        timeout = min(CONNECT_TIMEOUT, request.timeout * CONNECT_SHARE)
-        async with context.peers.session(request.source, request.address, timeout=timeout) as session:
-            choice = choose(transports, context.transports, session.endpoints)
-            self.result.transport = choice.name
-            log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)
-            link = await context.links.get(session, choice.name, timeout=timeout)
-            dialogue = Dialogue(session, self._lease_ran_out)
-            dialogue.attach()
-            self.result.attempt = dialogue.id
-            self.result.phases["connect"] = time.perf_counter() - began
-            receiver = Receiver(context, request, self.result, self._arrived, dialogue.fail)
-            try:
-                await receiver.reserve(context.transports[choice.name].capabilities)
-                try:
-                    await self._exchange(session, dialogue, receiver, link)
-                finally:
-                    await receiver.stop()
-            except BaseException as fault:
-                try:
-                    await receiver.wipe()
-                finally:
-                    await self._give_up(dialogue, fault)
-                raise
-            finally:
-                dialogue.detach()
-
-    def _arrived(self) -> None:
-        self._on_progress(self.state, self.result.nbytes, self._total)
-
-    async def _exchange(
-        self, session: PeerSession, dialogue: Dialogue, receiver: Receiver, link: Link
-    ) -> None:
-        """Algorithm 1 from D's side: ask, read what is prepared, flush, release."""
-        request, phases = self.request, self.result.phases
-        began = time.perf_counter()
-        self._move_to(State.REQUESTED)
-        asked = Fetch(
-            job=dialogue.id,
-            request=request.request,
-            claim=request.claim,
-            target=request.cache.descr,
-            blocks=pack_blocks(request.blocks),
-            first=request.first,
-            tokens=request.tokens,
-            transport=self.result.transport,
-            chunk=receiver.chunk_limit,
-            credit=self.context.credit,
-            deadline=request.timeout,
-            wait=request.early,
-            priority=request.priority,
-            ttft=self._ttft(),
-            verify=self.context.verifier.asks,
-            share=self.context.verifier.share,
-        )
+    async def _together(self, tasks: list[asyncio.Task[None]]) -> None:
         try:
-            accepted = await dialogue.ask(asked)
-        except UnknownRequest as fault:
-            # Only now: the session may not have known yet, when it was asked, that its peer is another process.
-            now = f"{session.generation:016x}"
-            if request.generation in ("", now):
-                raise
-            raise UnknownRequest(
-                f"the agent {session.name} was restarted since the ticket was made, and its offers are gone",
-                field="ticket",
-                got=f"generation {request.generation}",
-                expected=now,
-                hint="Offer the request again",
-            ) from fault
-        phases["accept"] = time.perf_counter() - began
-        self.result.note = accepted.note
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            again: asyncio.CancelledError | None = None
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                try:
+                    await settle(task)
+                except asyncio.CancelledError as error:
+                    again = error
+            if again is not None:
+                raise again
+        faults = [task.exception() for task in tasks if not task.cancelled()]
+        first = self.fault or next((fault for fault in faults if fault is not None), None)
+        if first is None:
+            return
+        for part, task in zip(self.parts, tasks, strict=True):
+            if not task.cancelled() and task.exception() is None:
+                await part.wipe()
+        raise first
+
+    def failed(self, fault: BaseException) -> None:
+        """A part has failed: the others are about to end, and a byte of theirs may land until they have."""
+        if isinstance(fault, HawkError) and self.fault is None:
+            self.fault = fault
+        self.request.cache.quarantine(self.request.job)
+
+    def needs(self, part: PartJob, accepted: Accepted) -> bool:
+        """Whether the offer that was accepted brings something, now that it is known what it holds.
+
+        Raises `PartsMismatch` for parts that do not fit each other.
+        """
         if self._place is not None:
             self._place.begin()
-        receiver.begin(accepted)
-        self._total = receiver.total
-        self._move_to(State.RECEIVING)
+        tokens = accepted.first, accepted.tokens
+        first = self._tokens = self._tokens or tokens
+        if first != tokens:
+            raise PartsMismatch(
+                "the parts hold other tokens",
+                field="tokens",
+                got=f"{accepted.tokens} from {accepted.first}",
+                expected=f"{first[1]} from {first[0]}",
+            )
+        # A peer that says nothing of parts has the whole, as a target of which nothing is said.
+        held = self.request.cache.part if accepted.part is None else read_part(accepted.part, "peer.part")
+        known = part.request.part
+        if known is not None:
+            if held != known:
+                raise PartsMismatch(
+                    "the peer offers another part than it did before", field="part", got=held, expected=known
+                )
+            return True
+        if not self._coverage.take(held, "peer.part"):
+            return False
+        part.request = replace(part.request, part=held)
+        if self._coverage.complete:
+            for other in self.parts:
+                if other.request.part is None:
+                    other.drop()
+        return True
 
-        for number in range(accepted.chunks):
-            await receiver.room()
-            receiver.start(await dialogue.prepared(number), link, dialogue.consumed)
-        await receiver.all_done()
-        await receiver.flush()
-        self._move_to(State.RELEASING)
-        began = time.perf_counter()
-        await dialogue.release()
-        phases["release"] = time.perf_counter() - began
+    async def all_here(self, part: PartJob) -> None:
+        """Returns when all parts have arrived, the memory was flushed after the last byte of all, and all are right.
 
-    def _lease_ran_out(self) -> None:
-        self.stop(
-            LeaseExpired("the prefill side did not renew the lease in time", source=self.request.source)
-        )
+        Raises what ends the part meanwhile, `VerificationFailed` for its own bytes, and `PartsMismatch` where nothing
+        brought some heads or layers.
+        """
+        part.here = True
+        self.look()
+        await part.wait_for_others(lambda: all(p.here or p.unneeded for p in self.parts))
+        async with self._flushing:
+            if not self.flushed:
+                self._coverage.check("source")
+                for other in self.parts:
+                    await other.flush()
+                self.flushed = True
+        await part.verify()
+        part.checked = True
+        self.look()
+        await part.wait_for_others(lambda: all(p.checked or p.unneeded for p in self.parts))
 
-    async def _give_up(self, dialogue: Dialogue, fault: BaseException) -> None:
-        """Tells P that nothing is read any more; raises P's own reason instead of a broken read, if P has one."""
-        told = fault if isinstance(fault, HawkError) else HawkError("the fetch was cancelled")
-        broken = isinstance(fault, TransportError)
-        await dialogue.abort(self.stopped or told, wait=broken)
-        ended = dialogue.ended
-        if broken and ended is not None and ended.facts.get("by") != "consumer":
-            raise ended from fault
+    def look(self) -> None:
+        """A part has arrived, or turned out not to be needed: the others look whether that was the last."""
+        for part in self.parts:
+            part.look()

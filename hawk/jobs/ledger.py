@@ -21,7 +21,7 @@ _REASON = 1000
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a job is doing; see `JobInfo` for the fields."""
+    """What a job is doing; see `JobInfo` for the fields.  `attempts` are those of its other parts."""
 
     state: str
     phase: str = ""
@@ -31,6 +31,11 @@ class Look:
     nbytes: int = 0
     total: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    attempts: tuple[str, ...] = ()
+
+    def known_as(self, prefix: str) -> bool:
+        """Whether a job id on the wire begins like this."""
+        return any(attempt.startswith(prefix) for attempt in (self.attempt, *self.attempts))
 
 
 @dataclass(eq=False, slots=True)
@@ -115,4 +120,4 @@ class Ledger:
             entries += reversed(self._past)
         if not prefix:
             return entries
-        return [e for e in entries if e.job.startswith(prefix) or e.look().attempt.startswith(prefix)]
+        return [e for e in entries if e.job.startswith(prefix) or e.look().known_as(prefix)]

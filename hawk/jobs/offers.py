@@ -18,6 +18,7 @@ from hawk.errors import (
     LeaseExpired,
     UnknownRequest,
 )
+from hawk.plan.part import meets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.jobs.caches import CacheEntry
+    from hawk.plan.part import Part
 
 _REMEMBERED = 4096
 """Endings kept so that a late consumer learns why, instead of "unknown"."""
@@ -91,6 +93,11 @@ class OfferEntry:
         if self.consumers:
             self.count = len(self.consumers)
 
+    @property
+    def part(self) -> Part:
+        """What of the request's cache it holds."""
+        return self.cache.part
+
     def touch(self) -> None:
         """Wakes everyone who waits for a change."""
         self.changed.set()
@@ -114,81 +121,127 @@ class OfferEntry:
 
 @dataclass(frozen=True, slots=True)
 class PastOffer:
-    """What became of an offer: how it ended, who took it, and whose it was; `claim` is that of its ticket."""
+    """What became of an offer: how it ended, who took it, and whose it was."""
 
     outcome: Outcome
     taken: tuple[str, ...]
     session: bytes
-    claim: str
+
+
+def _gone(outcome: Outcome, request: str) -> HawkError:
+    """What to tell who comes for an offer that has ended."""
+    if outcome is Outcome.CONSUMED:
+        return AlreadyClaimed("the offer was consumed", field="request", got=request)
+    if outcome is Outcome.EXPIRED:
+        return LeaseExpired("the offer's time ran out before it was fetched", field="request", got=request)
+    return UnknownRequest("nothing to fetch: it was withdrawn", field="request", got=request)
+
+
+def _foreign() -> HawkError:
+    return UnknownRequest(
+        "the claim is not this offer's", field="claim", hint="Fetch with the ticket that offer() returned"
+    )
 
 
 class OfferBook:
     """All open offers of an agent, by request id, and how the latest ones ended.
 
-    An offer's source blocks may be read by HAWK until `OfferEntry.ended` is set: that is when its engine may
-    reuse them.
+    A request may be offered in parts, each from a cache of its own; no two of them share a head of a layer.  An
+    offer's source blocks may be read by HAWK until `OfferEntry.ended` is set: that is when its engine may reuse them.
     """
 
     def __init__(self, limit: int, on_ended: Callable[[OfferEntry], None]) -> None:
-        self._open: dict[str, OfferEntry] = {}
+        self._open: dict[str, list[OfferEntry]] = {}
         self._past: OrderedDict[str, PastOffer] = OrderedDict()
+        self._latest: OrderedDict[str, Outcome] = OrderedDict()
         self._limit = limit
+        self._count = 0
         self._on_ended = on_ended
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._count
 
     def add(self, entry: OfferEntry, ttl: float) -> None:
         """Opens an offer for `ttl` seconds; raises `AlreadyOffered` or `Busy`."""
-        if entry.request in self._open:
-            raise AlreadyOffered("an offer for this request is open", field="request", got=entry.request)
-        if len(self._open) >= self._limit:
+        for other in self._open.get(entry.request, ()):
+            if meets(other.part, entry.part):
+                whole = other.part.whole and entry.part.whole
+                raise AlreadyOffered(
+                    "an offer for this request is open",
+                    field="request",
+                    got=entry.request,
+                    offered=None if whole else other.part,
+                )
+        if self._count >= self._limit:
             raise Busy(f"this agent keeps at most {self._limit} offers open", retry_after=0.5)
-        self._past.pop(entry.request, None)
-        self._open[entry.request] = entry
+        self._open.setdefault(entry.request, []).append(entry)
+        self._count += 1
+        self._latest.pop(entry.request, None)
         entry.timer = asyncio.get_running_loop().call_later(ttl, self._expire, entry)
-        for waiter in self._waiting.pop(entry.request, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+        self._wake(entry.request)
 
-    def find(self, request: str) -> OfferEntry | None:
-        """The open offer of that request, if there is one."""
-        return self._open.get(request)
+    def entries(self) -> list[OfferEntry]:
+        """Every open offer."""
+        return [entry for entries in self._open.values() for entry in entries]
+
+    def find(self, request: str, claim: str | None = None) -> OfferEntry | None:
+        """The open offer with that claim, or any of that request where none is given; None if there is none."""
+        if claim is None:
+            return next(iter(self._open.get(request, ())), None)
+        # Compared without telling by the time it takes how much of a guess was right.
+        raw = claim.encode()
+        entries = self._open.get(request, ())
+        return next((e for e in entries if secrets.compare_digest(raw, e.claim.encode())), None)
 
     def of_cache(self, cache: CacheEntry) -> list[OfferEntry]:
         """The open offers that are read from that cache."""
-        return [entry for entry in self._open.values() if entry.cache is cache]
+        return [entry for entry in self.entries() if entry.cache is cache]
 
-    def past(self, request: str) -> PastOffer | None:
-        """How the latest offer of that request ended, if it is remembered and none is open."""
-        return self._past.get(request)
+    def past(self, claim: str) -> PastOffer | None:
+        """How the offer with that claim ended, if it did and is remembered."""
+        return self._past.get(claim)
 
-    def get(self, request: str) -> OfferEntry:
-        """The open offer; raises `UnknownRequest`, or what became of a past one."""
-        entry = self._open.get(request)
-        if entry is not None and entry.outcome is None:
-            return entry
-        past = self._past.get(request)
-        outcome = entry.outcome if entry is not None else past and past.outcome
-        if outcome is Outcome.CONSUMED:
-            raise AlreadyClaimed("the offer was consumed", field="request", got=request)
-        if outcome is Outcome.EXPIRED:
-            raise LeaseExpired("the offer's time ran out before it was fetched", field="request", got=request)
-        why = "it was withdrawn" if outcome is Outcome.WITHDRAWN else "no offer has that id"
-        raise UnknownRequest(f"nothing to fetch: {why}", field="request", got=request)
+    async def claim(
+        self,
+        request: str,
+        claim: str,
+        consumer: str,
+        job: str,
+        *,
+        wait: bool,
+        wants: Callable[[OfferEntry], bool] = lambda entry: True,
+    ) -> Claim:
+        """Gives an offer to `job`; with `wait` first waits (bounded by the caller) until there is one.
 
-    async def claim(self, request: str, claim: str, consumer: str, job: str, *, wait: bool) -> Claim:
-        """Gives the offer to `job`; with `wait` first waits (bounded by the caller) until it is made.
+        With the `claim` of a ticket it is the offer of that ticket.  An empty one (fetch by name) takes the first of
+        those offers of the request that name `consumer`, that hold what it `wants`, and that it has not claimed yet.
 
-        An empty `claim` (fetch by name) is accepted only where the offer names `consumer`; otherwise the claim
-        must be the ticket's.  Raises `AlreadyClaimed` where `consumer` has claimed all that it may.
+        Raises `AlreadyClaimed` where `consumer` has claimed all that it may, `UnknownRequest` where there is nothing
+        to claim, `LeaseExpired` where the offer's time ran out.
         """
-        if wait and request not in self._open and request not in self._past:
-            await self._arrival(request)
         while True:
-            entry = self.get(request)
-            self._check_claim(entry, claim, consumer)
+            entry = (
+                self._by_ticket(request, claim) if claim else self._by_name(request, consumer, wants, wait)
+            )
+            if entry is None:
+                if not wait:
+                    raise UnknownRequest(
+                        "nothing to fetch: no offer has that id, or none with what the target lacks",
+                        field="request",
+                        got=request,
+                    )
+                await self._arrival(request)
+                continue
+            if entry.outcome is not None:
+                raise _gone(entry.outcome, request)
+            if entry.consumers and consumer not in entry.consumers:
+                raise AlreadyClaimed(
+                    "the offer is for another consumer",
+                    field="request",
+                    got=consumer,
+                    expected=" or ".join(sorted(set(entry.consumers))[:_TOLD]),
+                )
             if job in entry.claims:
                 raise AlreadyClaimed("the job has claimed the offer before", field="job", got=job)
             if entry.free(consumer):
@@ -205,27 +258,49 @@ class OfferBook:
             # A job that was told to end still holds it for a moment.  What it leaves may be claimed anew.
             await entry.changed.wait()
         if entry.overdue:
-            raise LeaseExpired("the offer's time ran out before it was fetched", field="request", got=request)
+            raise _gone(Outcome.EXPIRED, request)
         made = entry.claims[job] = Claim(entry, job, consumer)
         return made
 
-    @staticmethod
-    def _check_claim(entry: OfferEntry, claim: str, consumer: str) -> None:
-        if entry.consumers and consumer not in entry.consumers:
-            raise AlreadyClaimed(
-                "the offer is for another consumer",
-                field="request",
-                got=consumer,
-                expected=" or ".join(sorted(set(entry.consumers))[:_TOLD]),
-            )
-        # Compared without telling by the time it takes how much of a guess was right.
-        right = secrets.compare_digest(claim.encode(), entry.claim.encode())
-        if not right and (claim or not entry.consumers):
-            raise UnknownRequest(
-                "the claim is not this offer's",
-                field="claim",
-                hint="Fetch with the ticket that offer() returned",
-            )
+    def _by_ticket(self, request: str, claim: str) -> OfferEntry | None:
+        """The offer with that claim; None while none of the request was made."""
+        entry = self.find(request, claim)
+        if entry is None and (past := self._past.get(claim)) is not None:
+            raise _gone(past.outcome, request)
+        if entry is None and request in self._open:
+            raise _foreign()
+        return entry
+
+    def _by_name(
+        self, request: str, consumer: str, wants: Callable[[OfferEntry], bool], wait: bool
+    ) -> OfferEntry | None:
+        """The offer that a consumer without a ticket gets; None where it may yet be made."""
+        entries = self._open.get(request, ())
+        if not entries:
+            if request in self._latest:
+                raise _gone(self._latest[request], request)
+            return None
+        named = [entry for entry in entries if consumer in entry.consumers]
+        if not named:
+            if not entries[0].consumers:
+                raise _foreign()
+            return entries[0]  # which is refused with the names that it is for
+        fitting = [entry for entry in named if wants(entry)]
+        for fits in (
+            lambda entry: entry.outcome is None and entry.free(consumer),
+            lambda entry: entry.outcome is None and any(c.leaving for c in entry.rivals(consumer)),
+            lambda entry: entry.part.whole or not wait,  # nothing better will come
+        ):
+            found = next(filter(fits, fitting), None)
+            if found is not None:
+                return found
+        return None
+
+    def _wake(self, request: str) -> None:
+        """Those who wait for an offer look again."""
+        for waiter in self._waiting.pop(request, ()):
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _arrival(self, request: str) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -239,11 +314,8 @@ class OfferBook:
                 if not waiting:
                     del self._waiting[request]
 
-    def layers_ready(self, request: str, layers: int) -> None:
-        """Layers `[0, layers)` are written.  Never goes back."""
-        entry = self._open.get(request)
-        if entry is None:
-            raise UnknownRequest("no open offer has that id", field="request", got=request)
+    def layers_ready(self, entry: OfferEntry, layers: int) -> None:
+        """Layers `[0, layers)` of the offer's cache are written.  Never goes back."""
         top = entry.cache.layout.shape.layers
         if not entry.layers <= layers <= top:
             raise InvalidArgument(
@@ -266,6 +338,7 @@ class OfferBook:
         if entry.outcome is not None and not entry.claims:
             self._end(entry)
         entry.touch()
+        self._wake(entry.request)
 
     def end(self, entry: OfferEntry, outcome: Outcome, error: HawkError) -> None:
         """Ends the offer: no new claim from now on; jobs that hold it are stopped with `error` first."""
@@ -287,16 +360,20 @@ class OfferBook:
         self.end(entry, Outcome.EXPIRED, LeaseExpired("the offer's time ran out", got=entry.request))
 
     def _end(self, entry: OfferEntry) -> None:
-        if self._open.get(entry.request) is not entry:
+        entries = self._open.get(entry.request, [])
+        if entry not in entries:
             return
-        del self._open[entry.request]
+        entries.remove(entry)
+        self._count -= 1
+        if not entries:
+            del self._open[entry.request]
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.outcome is not None:
-            self._past[entry.request] = PastOffer(
-                entry.outcome, tuple(entry.taken), entry.cache.session, entry.claim
-            )
-            while len(self._past) > _REMEMBERED:
-                self._past.popitem(last=False)
+            self._past[entry.claim] = PastOffer(entry.outcome, tuple(entry.taken), entry.cache.session)
+            self._latest[entry.request] = entry.outcome
+            for known in (self._past, self._latest):
+                while len(known) > _REMEMBERED:
+                    known.popitem(last=False)
         entry.ended.set()
         self._on_ended(entry)

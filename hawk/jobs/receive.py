@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
+from hawk.jobs.caches import read_part
 from hawk.jobs.chunks import cut
 from hawk.jobs.scrub import wipe
 from hawk.jobs.states import settle
@@ -18,6 +20,7 @@ from hawk.memory.scrub import of_allocation
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
+from hawk.plan.part import selection as select
 from hawk.plan.repeat import TargetPlans
 from hawk.plan.segments import direct, staged, touched
 from hawk.plan.target import chunk_bytes
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hawk.control.messages import Accepted, Prepared
-    from hawk.jobs.fetch import FetchContext, FetchRequest, FetchResult
+    from hawk.jobs.fetch import FetchContext
+    from hawk.jobs.request import FetchRequest, FetchResult
     from hawk.memory.base import Allocation
     from hawk.memory.region import ByteRanges, Segments
+    from hawk.plan.part import Part
     from hawk.plan.types import TargetChunk
     from hawk.transports.base import Capabilities, Link
 
@@ -59,6 +64,9 @@ class Receiver:
         result: FetchResult,
         arrived: Callable[[], None],
         failed: Callable[[HawkError], None],
+        part: Part | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self._context = context
         self._request = request
@@ -69,6 +77,9 @@ class Receiver:
         self._touched: list[ByteRanges] = []
         self._covered = np.zeros((0, 0), dtype=bool)
         self._first = 0
+        self._layer = 0
+        self._part = part
+        self._alone = alone
         self.total = 0
         self._plans: TargetPlans | None = None
         self._guess: Selection | None = None
@@ -81,17 +92,29 @@ class Receiver:
         result.channels = [0] * layout.channels
         self.chunk_limit = context.chunk
 
+    def _select(self, first: int, tokens: int) -> Selection:
+        """What this attempt brings of those tokens, as far as is known of the part that the source holds."""
+        cache = self._request.cache
+        if self._part is None:
+            return Selection(layer=0, layers=cache.layout.shape.layers, token=first, tokens=tokens)
+        return select(self._part, cache.part, first, tokens)
+
     async def reserve(self, capabilities: Capabilities) -> None:
         """Decides how chunks will be written and takes the staging that this needs, before anything is asked for."""
         context, request = self._context, self._request
         layout, memory = request.cache.layout, request.cache.memory
         tokens = request.tokens or len(request.blocks) * layout.shape.block_size - request.first
-        guess = Selection(layer=0, layers=layout.shape.layers, token=request.first, tokens=max(tokens, 1))
+        guess = self._select(request.first, max(tokens, 1))
+        if self._part is None and not self._alone:
+            # Which heads will come is not known yet.  One is the least, and tells how chunks are best written.
+            guess = replace(guess, heads=1)
         first, last = entries(layout, guess)
-        whole = chunk_bytes(layout, guess, Chunk(0, guess.layers, first, last - first))
-        least = max(chunk_bytes(layout, guess, Chunk(0, 1, block, 1)) for block in (first, last - 1))
-        # A small request falls into a few chunks, too, so that retiling and reading overlap.
-        self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, least))
+        layer = guess.layer
+        whole = chunk_bytes(layout, guess, Chunk(layer, guess.layers, first, last - first))
+        least = max(chunk_bytes(layout, guess, Chunk(layer, 1, block, 1)) for block in (first, last - 1))
+        if self._part is not None or self._alone:
+            # A small request falls into a few chunks, too, so that retiling and reading overlap.
+            self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, least))
         self._plans, self._guess = TargetPlans(layout, request.blocks, guess), guess
         chunk = cut(layout, guess, self.chunk_limit, "jobs.chunk")[0]
         planned = await context.planner.call(self._plans.plan, chunk)
@@ -142,31 +165,39 @@ class Receiver:
                 got=f"[{accepted.first}, {accepted.first + accepted.tokens})",
                 expected=f"from {request.first}, {request.tokens or 'all'} tokens",
             )
-        selection = Selection(
-            layer=0, layers=layout.shape.layers, token=accepted.first, tokens=accepted.tokens
-        )
+        if accepted.part is not None:
+            self._part = read_part(accepted.part, "peer.part")
+        selection = self._select(accepted.first, accepted.tokens)
         check_blocks(layout, request.blocks, selection, "blocks")
         if self._plans is None or selection != self._guess:
             self._plans = TargetPlans(layout, request.blocks, selection)
         self._first, last = entries(layout, selection)
-        self._covered = np.zeros((layout.shape.layers, last - self._first), dtype=bool)
-        everything = Chunk(layer=0, layers=layout.shape.layers, block=self._first, blocks=last - self._first)
+        self._layer = selection.layer
+        self._covered = np.zeros((selection.layers, last - self._first), dtype=bool)
+        everything = Chunk(selection.layer, selection.layers, self._first, last - self._first)
         self.total = chunk_bytes(layout, selection, everything)
         self._result.first, self._result.tokens = accepted.first, accepted.tokens
         self._arrivals.begin(accepted)
 
     def cover(self, prepared: Prepared) -> Chunk:
         """The part of the cache that this chunk is; raises `BadFrame` unless it is wanted and new."""
-        layer, block = prepared.layer, prepared.block - self._first
-        part = self._covered[layer : layer + prepared.layers, max(block, 0) : block + prepared.blocks]
-        if block < 0 or part.shape != (prepared.layers, prepared.blocks) or part.size == 0 or part.any():
+        layer, block = prepared.layer - self._layer, prepared.block - self._first
+        part = self._covered[max(layer, 0) : layer + prepared.layers, max(block, 0) : block + prepared.blocks]
+        if (
+            min(layer, block) < 0
+            or part.shape != (prepared.layers, prepared.blocks)
+            or part.size == 0
+            or part.any()
+        ):
             raise BadFrame(
                 "the chunk is no part of what was asked for, or came before",
                 field=f"chunk {prepared.chunk}",
-                got=f"layers {layer}+{prepared.layers}, entries {prepared.block}+{prepared.blocks}",
+                got=f"layers {prepared.layer}+{prepared.layers}, entries {prepared.block}+{prepared.blocks}",
             )
         part[...] = True
-        return Chunk(layer=layer, layers=prepared.layers, block=prepared.block, blocks=prepared.blocks)
+        return Chunk(
+            layer=prepared.layer, layers=prepared.layers, block=prepared.block, blocks=prepared.blocks
+        )
 
     async def room(self) -> None:
         """Returns when one more chunk may begin."""
@@ -185,7 +216,7 @@ class Receiver:
             raise BadFrame(
                 "the peer prepared less than it promised",
                 field="chunks",
-                got=f"nothing for layer {layer}, table entry {block + self._first}",
+                got=f"nothing for layer {layer + self._layer}, table entry {block + self._first}",
             )
 
     def _raise(self) -> None:
@@ -238,13 +269,16 @@ class Receiver:
                 await wipe(self._request.cache.regions, ranges, self._request.cache.memory)
 
     async def flush(self) -> None:
-        """Makes all that was written visible to the device, and checks it; after the last read of every queue."""
+        """Makes all that was written visible to the device; after the last read of every queue."""
         began = time.perf_counter()
         memory = self._request.cache.memory
         if memory is not None:
             for ranges in self._touched:
                 await memory.flush(ranges)
         self._result.phases["flush"] = time.perf_counter() - began
+
+    async def verify(self) -> None:
+        """Checks all that was written, after the flush; raises `VerificationFailed`."""
         await self._arrivals.verify(self._request.cache, self._result.phases, self._context.metrics)
 
     def _plan(self, prepared: Prepared, chunk: Chunk) -> tuple[TargetChunk, Segments | None, ByteRanges]:

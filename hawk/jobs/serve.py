@@ -38,8 +38,8 @@ from hawk.errors import (
     LeaseExpired,
     NotViable,
 )
-from hawk.jobs.caches import compile_descr
-from hawk.jobs.chunks import cut
+from hawk.jobs.caches import compile_descr, part_of, write_part
+from hawk.jobs.chunks import agreed, cut
 from hawk.jobs.dialogue import MOST_CHUNKS
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
@@ -47,11 +47,12 @@ from hawk.jobs.shelf import Shelf
 from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
 from hawk.jobs.verify import Sealer, Verifier
 from hawk.observe.log import get as get_log
-from hawk.plan.check import check, check_blocks
+from hawk.plan.check import check_blocks
 from hawk.plan.losses import loss
+from hawk.plan.part import meets
 from hawk.plan.repeat import SourcePlans, TargetPlans
 from hawk.plan.target import chunk_bytes
-from hawk.plan.types import Chunk, Selection
+from hawk.plan.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from hawk.jobs.quarantine import Quarantine
     from hawk.jobs.room import Room
     from hawk.jobs.turns import Slots
-    from hawk.layouts import CompiledLayout
     from hawk.observe.metrics import Metrics
     from hawk.plan.types import Step
     from hawk.retile.cpu import Retiler
@@ -216,15 +216,20 @@ class ServeJob(Stoppable):
             raise NotViable("this agent has no such transport", field="transport", got=fetch.transport)
         target = compile_descr(fetch.target)
         blocks = unpack_blocks(fetch.blocks)
+        wanted = part_of(fetch.target)
         self.claim = await context.offers.claim(
-            fetch.request, fetch.claim, self.consumer, fetch.job, wait=fetch.wait
+            fetch.request,
+            fetch.claim,
+            self.consumer,
+            fetch.job,
+            wait=fetch.wait,
+            wants=lambda entry: meets(entry.part, wanted),
         )
         self.claim.stop = self.stop
         offer = self.claim.offer
         context.caches.use(offer.cache)
         source = offer.cache.layout
-        selection = self._selection(target)
-        check(source, target)
+        selection = agreed(offer, fetch, source, target)
         check_blocks(source, offer.blocks, selection, "offer.blocks")
         check_blocks(target, blocks, selection, "fetch.blocks")
         limit = min(fetch.chunk, context.chunk, max(context.room.arena.region.nbytes // 2, 1))
@@ -238,7 +243,10 @@ class ServeJob(Stoppable):
                 expected=f"{MOST_CHUNKS} chunks or fewer",
             )
         everything = Chunk(
-            0, selection.layers, chunks[0].block, chunks[-1].block + chunks[-1].blocks - chunks[0].block
+            selection.layer,
+            selection.layers,
+            chunks[0].block,
+            chunks[-1].block + chunks[-1].blocks - chunks[0].block,
         )
         self._left = chunk_bytes(target, selection, everything)
         self.place.arrived()
@@ -255,8 +263,9 @@ class ServeJob(Stoppable):
             chunks=len(chunks),
             lease=context.lease,
             note=offer.note,
-            lossy=loss(source, target) is not None,
+            lossy=loss(source, target, selection) is not None,
             verify=self._sealer.name,
+            part=write_part(offer.part),
         )
         self.send(self._accepted)
         out = SourcePlans(source, offer.blocks, offer.cache.placement, target, blocks)
@@ -267,7 +276,7 @@ class ServeJob(Stoppable):
 
         for number, chunk in enumerate(chunks):
             self.phase = "layers"
-            await offer.until_layers(chunk.layer + chunk.layers)
+            await offer.until_layers(selection.source_layer(chunk.layer + chunk.layers - 1) + 1)
             self.phase = "plan"
             began = time.perf_counter()
             nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
@@ -277,19 +286,6 @@ class ServeJob(Stoppable):
         # The source has been read for the last time, and what is left to do is the consumer's.
         self.place.leave()
         await self._released.wait()
-
-    def _selection(self, target: CompiledLayout) -> Selection:
-        assert self.offer is not None
-        first, tokens = self.fetch.first, self.fetch.tokens
-        last = first + tokens if tokens else self.offer.tokens
-        if first >= self.offer.tokens or last > self.offer.tokens:
-            raise InvalidArgument(
-                "the offer does not hold these tokens",
-                field="tokens",
-                got=f"[{first}, {last})",
-                expected=f"within [0, {self.offer.tokens})",
-            )
-        return Selection(layer=0, layers=target.shape.layers, token=first, tokens=last - first)
 
     async def _prepare(
         self,

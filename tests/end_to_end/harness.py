@@ -19,7 +19,7 @@ from typing import Any
 from hawk.client import Client, connect
 from hawk.control.keys import load_pair, new_pair
 
-NAMES = ("p0", "d0", "d1", "d2", "d3", "mallory")
+NAMES = ("p0", "p1", "p2", "p3", "d0", "d1", "d2", "d3", "mallory")
 """Agents that know each other's keys.  "mallory" is one of them who misbehaves."""
 
 COMMAND = (sys.executable, "-c", "from hawk.cli import agent_main; agent_main()")

@@ -5,9 +5,10 @@ Fields are plain data; times are durations in seconds, never wall clocks; block 
 int32 arrays as bytes; errors are the string maps of `hawk.errors`.
 """
 
-from hawk.control.messages.common import CacheDescr, pack_blocks, unpack_blocks
+from hawk.control.messages.common import CacheDescr, PartDescr, pack_blocks, unpack_blocks
 from hawk.control.messages.local import (
     MOST_CONSUMERS,
+    MOST_PARTS,
     AbortFetch,
     Allocate,
     Allocated,
@@ -67,6 +68,7 @@ from hawk.control.messages.ticket import Ticket, decode_ticket, encode_ticket
 __all__ = [
     "QUIET",
     "MOST_CONSUMERS",
+    "MOST_PARTS",
     "Abort",
     "AbortFetch",
     "Accepted",
@@ -99,6 +101,7 @@ __all__ = [
     "Offer",
     "OfferEnded",
     "Offered",
+    "PartDescr",
     "PeerInfo",
     "PeerList",
     "PeerMessage",

@@ -38,8 +38,25 @@ def unpack_blocks(raw: bytes) -> np.ndarray:
     return np.frombuffer(raw, dtype="<i4").astype(np.int64)
 
 
+Extent = Annotated[int, Meta(ge=1, le=65_536)]
+
+
+class PartDescr(Struct, frozen=True, array_like=True):
+    """Which heads and layers of a model a cache holds: `[head, head + heads)` of `of_heads`, layers likewise."""
+
+    head: Annotated[int, Meta(ge=0, le=65_536)]
+    heads: Extent
+    of_heads: Extent
+    layer: Annotated[int, Meta(ge=0, le=65_536)]
+    layers: Extent
+    of_layers: Extent
+
+
 class CacheDescr(Struct, frozen=True, kw_only=True):
-    """A cache as any agent can understand it: the layout's own text, and what it is bound to."""
+    """A cache as any agent can understand it: the layout's own text, and what it is bound to.
+
+    part    what of a model's cache it is; None: all of it
+    """
 
     layout: Annotated[str, Meta(max_length=32_768)]
     codec: Annotated[str, Meta(max_length=32)]
@@ -52,3 +69,4 @@ class CacheDescr(Struct, frozen=True, kw_only=True):
     channels: Annotated[int, Meta(ge=0, le=4096)] = 0
     align: Annotated[int, Meta(ge=0, le=2**30)] = 0
     params: dict[Annotated[str, Meta(max_length=64)], int] = {}
+    part: PartDescr | None = None

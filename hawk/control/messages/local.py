@@ -25,6 +25,9 @@ from hawk.control.messages.operator import AskJobs, AskPeers, Drain, Drained, Jo
 MOST_CONSUMERS = 4096
 """Claims that one offer can be taken by."""
 
+MOST_PARTS = 1024
+"""Tickets or peers that one fetch can name."""
+
 Consumers = Annotated[list[Name], Meta(max_length=MOST_CONSUMERS)]
 
 
@@ -175,7 +178,10 @@ class OfferEnded(Struct, tag="offer-ended", frozen=True):
 
 
 class StartFetch(Struct, tag="start-fetch", frozen=True, kw_only=True):
-    """The client wants a request in its cache.  Either a ticket, or a request and the name of the peer."""
+    """The client wants a request in its cache.  Either a ticket, or a request and the name of the peer.
+
+    tickets, sources    further ones, where the request comes in parts
+    """
 
     id: Count
     job: JobId
@@ -190,6 +196,8 @@ class StartFetch(Struct, tag="start-fetch", frozen=True, kw_only=True):
     wait: bool
     priority: Priority = 0
     ttft: Seconds = 0.0
+    tickets: Annotated[list[Annotated[str, Meta(max_length=2048)]], Meta(max_length=MOST_PARTS)] = []
+    sources: Annotated[list[Name], Meta(max_length=MOST_PARTS)] = []
 
 
 class AbortFetch(Struct, tag="abort-fetch", frozen=True):
@@ -221,6 +229,7 @@ class FetchEnded(Struct, tag="fetch-ended", frozen=True, kw_only=True):
     mode: Annotated[str, Meta(max_length=16)] = ""
     phases: dict[Annotated[str, Meta(max_length=32)], float] = {}
     channels: list[Count] = []
+    parts: Count = 1
 
 
 class AskStatus(Struct, tag="ask-status", frozen=True):

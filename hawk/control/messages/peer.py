@@ -17,6 +17,7 @@ from hawk.control.messages.common import (
     Key,
     Name,
     Note,
+    PartDescr,
     Priority,
     RequestId,
     Seconds,
@@ -90,6 +91,7 @@ class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
     """P has claimed the offer for this job.  `lease` counts from when D sent what this answers.
 
     verify    the check that every `Prepared` will carry; empty: none
+    part    what of a model's cache the offer holds; None from a peer that speaks version 1
     """
 
     job: JobId
@@ -100,6 +102,7 @@ class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
     note: Note
     lossy: bool = False
     verify: CheckName = ""
+    part: PartDescr | None = None
 
 
 class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):

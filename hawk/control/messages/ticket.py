@@ -9,12 +9,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from hawk.control.messages.common import Claim, Count, Name, RequestId
+from hawk.control.messages.common import Claim, Count, Name, PartDescr, RequestId
 from hawk.errors import BadFrame
 
 
 class Ticket(Struct, frozen=True, array_like=True):
-    """What a decode side needs to fetch an offer: who has it, where, and the claim that only this ticket holds."""
+    """What a decode side needs to fetch an offer: who has it, where, and the claim that only this ticket holds.
+
+    part    what of a model's cache the offer holds, where its cache says so
+    """
 
     agent: Name
     address: Annotated[str, Meta(max_length=512)]
@@ -22,6 +25,7 @@ class Ticket(Struct, frozen=True, array_like=True):
     request: RequestId
     claim: Claim
     tokens: Count
+    part: PartDescr | None = None
 
 
 _PREFIX = "hawk1."

@@ -20,10 +20,11 @@ from hawk.errors import AccessDenied, HawkError
 from hawk.jobs import serving as serving_module
 from hawk.jobs.admission import Admission
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
-from hawk.jobs.fetch import FetchContext, FetchJob, FetchRequest
+from hawk.jobs.fetch import FetchContext, FetchJob
 from hawk.jobs.offers import OfferBook, OfferEntry
 from hawk.jobs.planner import Planner
 from hawk.jobs.quarantine import Quarantine
+from hawk.jobs.request import FetchRequest
 from hawk.jobs.room import Room
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving

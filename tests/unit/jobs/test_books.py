@@ -137,11 +137,12 @@ async def test_an_offer_is_claimed_once() -> None:
     assert ended == [entry]
     with pytest.raises(AlreadyClaimed, match="consumed"):
         await claim(book, entry)
-    past = book.past("r")
+    past = book.past(entry.claim)
     assert past is not None
     assert (past.outcome, past.taken) == (Outcome.CONSUMED, ("d0",))
     book.add(offer(), 60)
-    assert book.past("r") is None
+    with pytest.raises(AlreadyClaimed, match="consumed"):
+        await claim(book, entry)  # the ticket of old, while the request is offered anew
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ async def test_withdrawing_stops_the_holder_first() -> None:
     assert len(stopped) == 1
     assert not ended
     with pytest.raises(UnknownRequest, match="withdrawn"):
-        book.get("r")
+        await claim(book, entry, job="k")
     book.unclaim(held, consumed=False)
     assert ended == [entry]
     assert entry.outcome is Outcome.WITHDRAWN
@@ -246,21 +247,20 @@ async def test_withdrawing_stops_the_holder_first() -> None:
 
 async def test_bounds_and_layers() -> None:
     book = OfferBook(2, lambda entry: None)
-    book.add(offer("a", layers=0), 60)
+    entry = offer("a", layers=0)
+    book.add(entry, 60)
     book.add(offer("b"), 60)
     with pytest.raises(Busy):
         book.add(offer("c"), 60)
-    waiting = asyncio.get_running_loop().create_task(book.get("a").until_layers(2))
-    book.layers_ready("a", 1)
+    waiting = asyncio.get_running_loop().create_task(entry.until_layers(2))
+    book.layers_ready(entry, 1)
     await asyncio.sleep(0)
     assert not waiting.done()
-    book.layers_ready("a", 3)
+    book.layers_ready(entry, 3)
     await asyncio.wait_for(waiting, 10)
     for layers in (2, 4):
         with pytest.raises(InvalidArgument):
-            book.layers_ready("a", layers)
-    with pytest.raises(UnknownRequest):
-        book.layers_ready("z", 1)
+            book.layers_ready(entry, layers)
 
 
 # -- answers ---------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ async def test_named_consumers_claim_once_each() -> None:
     assert not ended
     book.unclaim(third, consumed=True)
     assert ended == [entry]
-    past = book.past("r")
+    past = book.past(entry.claim)
     assert past is not None
     assert (past.outcome, past.taken) == (Outcome.CONSUMED, ("d0", "d1", "d1"))
 

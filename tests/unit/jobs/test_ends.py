@@ -242,7 +242,7 @@ async def test_a_second_fetch_waits_for_one_on_its_way_out() -> None:
         # The other side has not even heard of it.
         second = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
         await asyncio.sleep(0)
-        made.offers.layers_ready("r", c.LAYERS)
+        made.offers.layers_ready(entry, c.LAYERS)
         await second
         made.check_bytes()
         with pytest.raises(AlreadyClaimed):
@@ -307,7 +307,7 @@ async def test_beats_alone_keep_a_lease(monkeypatch: pytest.MonkeyPatch) -> None
         while made.seen.count("alive") < 14:  # each a quarter of a lease after the other
             await asyncio.sleep(0.01)
             assert not task.done(), task.exception()
-        made.offers.layers_ready("r", c.LAYERS)
+        made.offers.layers_ready(entry, c.LAYERS)
         await task
         made.check_bytes()
 

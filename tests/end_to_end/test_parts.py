@@ -1,0 +1,78 @@
+"""Requests that come in parts, with real agents: heads split, merged and replicated, layers in stages."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.conftest import Decoders
+from tests.end_to_end.harness import AgentProcess, back_to, clients, counts
+from tests.end_to_end.ranks import Model, receivers, senders
+
+
+@pytest.mark.parametrize(
+    ("heads", "source", "target", "mode"),
+    [
+        (8, (8, 1), (16, 1), "direct"),
+        (2, (1, 1), (4, 1), "direct"),
+        (8, (4, 1), (2, 1), "staged"),
+        (4, (2, 1), (4, 1), "direct"),
+        (2, (1, 2), (1, 1), "direct"),
+        (4, (2, 1), (1, 2), "staged"),
+        (6, (3, 2), (2, 3), "direct"),
+    ],
+    ids=["tp8to16", "tp1to4", "tp4to2", "tp2to4", "pp2to1", "tp2topp2", "tp3pp2totp2pp3"],
+)
+async def test_every_worker_gets_its_heads_and_layers(
+    prefill: AgentProcess,
+    decoders: Decoders,
+    heads: int,
+    source: tuple[int, int],
+    target: tuple[int, int],
+    mode: str,
+) -> None:
+    """(TP, PP) -> (TP, PP): each offer has as many consumers as it says, and no byte lies anywhere else."""
+    model = Model(layers=6, heads=heads)
+    decode = decoders.get("tcp", mode)
+    async with clients(prefill, decode) as (hp, hd):
+        before = await counts(hp), await counts(hd)
+        give = [
+            model.spec().shard(tp_rank=r, tp_size=source[0], pp_rank=s, pp_size=source[1])
+            for s in range(source[1])
+            for r in range(source[0])
+        ]
+        take = [
+            model.target().shard(tp_rank=r, tp_size=target[0], pp_rank=s, pp_size=target[1])
+            for s in range(target[1])
+            for r in range(target[0])
+        ]
+        sent = await senders([hp], model, give)
+        devices = await receivers(hd, take)
+        offers = []
+        for sender in sent:
+            assert sender.spec.part is not None
+            offers.append(await sender.offer(model, consumers=sender.spec.part.readers(*target)))
+        blocks = [np.random.default_rng(50 + i).permutation(4)[:2].tolist() for i in range(len(take))]
+        ready = await asyncio.gather(
+            *(
+                hd.fetch(offers, into=device, blocks=table, timeout="20s")
+                for device, table in zip(devices, blocks, strict=True)
+            )
+        )
+        for device, spec, table, one in zip(devices, take, blocks, ready, strict=True):
+            model.check(device, spec, table)
+            assert spec.part is not None
+            assert one.parts == sum(spec.part.readers(1) and _meets(spec, other) for other in give)
+            assert one.tokens == model.tokens
+        assert [await offer.ended() for offer in offers] == ["consumed"] * len(offers)
+        for cache in (*[s.cache for s in sent], *devices):
+            await cache.release()
+        await back_to(before[0], hp)
+        await back_to(before[1], hd)
+
+
+def _meets(a: object, b: object) -> bool:
+    one, other = a.part, b.part  # type: ignore[attr-defined]
+    return bool(set(one.heads) & set(other.heads)) and bool(set(one.layers) & set(other.layers))
