@@ -161,8 +161,7 @@ class Service:
         session = self._by_identity.get(identity)
         call = getattr(message, "id", None)
         if session is None or call is None:
-            error = BadFrame("the first word is attach", got=type(message).__name__)
-            self._agent.metrics.bad_frame(error.code)
+            error = self._unknown(BadFrame("the first word is attach", got=type(message).__name__))
             if call is not None:
                 self._answer_stranger(identity, Failed(call, error.to_wire()))
             return
@@ -174,6 +173,13 @@ class Service:
         session.tasks.add(task)
         task.add_done_callback(session.tasks.discard)
 
+    def _unknown(self, fault: BadFrame) -> HawkError:
+        """What to tell somebody without a session: his fault, unless it is us who have ended his session already."""
+        if self._closing:
+            return Draining("the agent is shutting down")
+        self._agent.metrics.bad_frame(fault.code)
+        return fault
+
     def _answer_stranger(self, identity: bytes, message: LocalMessage) -> None:
         try:
             self.server.send(identity, message)
@@ -183,7 +189,7 @@ class Service:
     def _attach(self, identity: bytes, message: Attach) -> None:
         session = self._sessions.get(message.session)
         if session is None or session.identity not in (b"", identity):
-            error = BadFrame("no descriptor socket presented this session", field="session")
+            error = self._unknown(BadFrame("no descriptor socket presented this session", field="session"))
             self._answer_stranger(identity, Failed(message.id, error.to_wire()))
             return
         # What the kernel says of the descriptor socket counts: who claims to be us could name our addresses.

@@ -16,7 +16,7 @@ import hawk
 from hawk.agent import Agent
 from hawk.blocking import connect as connect_blocking
 from hawk.config import load_config
-from hawk.errors import DeadlineExceeded, PeerLost, RegistrationFailed, UnknownRequest, WrongContext
+from hawk.errors import DeadlineExceeded, Draining, PeerLost, RegistrationFailed, UnknownRequest, WrongContext
 from tests.end_to_end import caches as c
 from tests.end_to_end.conftest import Decoders
 from tests.end_to_end.harness import AgentProcess, clients
@@ -208,6 +208,19 @@ async def test_closing_an_agent_in_mid_job_leaves_nothing(folder: Path) -> None:
                 del device, job
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+
+
+async def test_a_call_to_an_agent_that_has_ended_its_session_is_told_why(folder: Path) -> None:
+    """The call crosses the agent's end: it is nobody's bad frame."""
+    async with embedded(folder, "p0") as p:
+        async with hawk.connect(p) as hp:
+            cache = await hp.register(c.filled())
+            stopping = hawk.Aborted("the agent is stopping")
+            p.service._closing = True
+            for session in list(p.service._sessions.values()):
+                p.service._end(session, stopping)
+            with pytest.raises(Draining, match="shutting down"):
+                await hp.offer("late", cache, np.arange(4), tokens=64)
 
 
 async def test_a_handle_of_an_ended_offer_leaves_a_newer_one_of_its_request_alone(
