@@ -39,6 +39,9 @@ T = TypeVar("T")
 NUDGE = 1.0
 """Seconds without an expected answer after which the question is put again; frames can be lost, jobs must not be."""
 
+SILENCE = 4 * NUDGE
+"""Seconds without a frame after which a consumer that has not been accepted yet is taken to have given up."""
+
 MARGIN = 0.1
 """Part of a lease that the reader leaves unused, so that its last read ends before the lease does."""
 

@@ -40,7 +40,7 @@ from hawk.errors import (
 )
 from hawk.jobs.caches import compile_descr, part_of, write_part
 from hawk.jobs.chunks import agreed, cut
-from hawk.jobs.dialogue import MOST_CHUNKS
+from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
 from hawk.jobs.shelf import Shelf
@@ -214,6 +214,8 @@ class ServeJob(Stoppable):
         context, fetch = self.context, self.fetch
         if self._transport is None:
             raise NotViable("this agent has no such transport", field="transport", got=fetch.transport)
+        # Until its turn comes the consumer asks again and again; one that does not has given up, and its word was lost.
+        self._lease = Lease(max(context.lease, SILENCE), self._lease_ran_out)
         target = compile_descr(fetch.target)
         blocks = unpack_blocks(fetch.blocks)
         wanted = part_of(fetch.target)
@@ -252,6 +254,7 @@ class ServeJob(Stoppable):
         self.place.arrived()
         self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))
+        self._lease.end()
         self._lease = Lease(context.lease, self._lease_ran_out)
         self.state = State.PREPARING
         into = TargetPlans(target, blocks, selection)
@@ -345,7 +348,7 @@ class ServeJob(Stoppable):
             LeaseExpired(
                 "the consumer fell silent and the lease ran out",
                 consumer=self.consumer,
-                seconds=self.context.lease,
+                seconds=self.context.lease if self._lease is None else self._lease.seconds,
                 state=self.state.value,
             )
         )

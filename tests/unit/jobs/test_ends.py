@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hawk.control.frames import PROTOCOL_VERSION
-from hawk.control.messages import Fetch, Hello, PeerMessage, Poll, Release
+from hawk.control.messages import Abort, Fetch, Hello, PeerMessage, Poll, Release
 from hawk.errors import (
     Aborted,
     AlreadyClaimed,
@@ -22,7 +22,7 @@ from hawk.errors import (
     PeerLost,
     RangeBusy,
 )
-from hawk.jobs import dialogue
+from hawk.jobs import dialogue, serve
 from hawk.jobs.admission import Admission
 from hawk.jobs.offers import Outcome
 from hawk.jobs.receive import DEPTH
@@ -191,6 +191,35 @@ async def test_a_fetch_that_comes_after_its_abort_begins_nothing() -> None:
         assert made.serving.jobs == 0
         assert not entry.claims
         assert entry.outcome is None
+
+
+async def test_a_fetch_that_waits_ends_with_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its abort was lost, and what it waits for never comes."""
+    monkeypatch.setattr(serve, "SILENCE", 0.2)
+    async with rig(lease=0.1) as made:
+        made.to_p.change = lambda message: () if isinstance(message, Abort) else (message,)
+        job = made.fetch("", wait=True, request="never", timeout=60.0)
+        task = asyncio.get_running_loop().create_task(job.run())
+        await reach(made, "requested")
+        while not made.serving.jobs:
+            await asyncio.sleep(0)
+        job.stop(Aborted("enough"))
+        with pytest.raises(Aborted):
+            await task
+        async with asyncio.timeout(20):
+            await made.serving.idle()
+
+
+async def test_a_fetch_that_asks_again_waits_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "SILENCE", 0.2)
+    async with rig(lease=0.1) as made:
+        task = asyncio.get_running_loop().create_task(made.fetch("", wait=True, request="late").run())
+        asked = len(made.seen)
+        while len(made.seen) < asked + 30:  # questions, 0.02 s apart
+            await asyncio.sleep(0.02)
+        made.offer(request="late", consumers=("d0",))
+        await task
+        made.check_bytes()
 
 
 async def test_a_reader_inside_keeps_its_range_in_quarantine() -> None:
