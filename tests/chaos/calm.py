@@ -78,8 +78,10 @@ class Calm:
         that nothing but the lease ends what nobody wants any more.
         """
         still = self._site.agents[self._dice.choice(DECODE)]
-        # Inside a chunk, if there is any to be read: a reader of shared memory cannot be shut out.
+        # In the middle of chunks: a reader of shared memory cannot be shut out.
         Sky(slow=1.0, slowest=0.5).set(still.weather)
+        for source, target in self._pairs(PREFILL, (still.name,)):
+            self._director.begin(schedule.good(self._number(), source, target))
         await asyncio.sleep(0.3)
         still.send(signal.SIGSTOP)
         try:
@@ -171,19 +173,26 @@ class Calm:
     # -- whether it still works --------------------------------------------------------------------------
 
     async def _good_transfers(self) -> None:
-        for prefill in PREFILL:
-            for decode in DECODE:
-                for source in self._site.clients_of(prefill):
-                    for target in self._site.clients_of(decode):
-                        await self._good_transfer(source.name, target.name)
+        for source, target in self._pairs(PREFILL, DECODE):
+            await self._good_transfer(source, target)
+
+    def _pairs(self, prefill: tuple[str, ...], decode: tuple[str, ...]) -> list[tuple[str, str]]:
+        """The clients of these agents, each of the ones with each of the others."""
+        sources, targets = (
+            [c.name for name in side for c in self._site.clients_of(name)] for side in (prefill, decode)
+        )
+        return list(itertools.product(sources, targets))
+
+    def _number(self) -> int:
+        self._good += 1
+        return self._good
 
     async def _good_transfer(self, prefill: str, decode: str) -> None:
         """One that has to succeed; a machine that is busy with other things may cost it a lease once or twice."""
         endings: list[str] = []
         self._report.good += 1
         while len(endings) < TRIES:
-            self._good += 1
-            endings += await self._director.begin(schedule.good(self._good, prefill, decode))
+            endings += await self._director.begin(schedule.good(self._number(), prefill, decode))
             if endings[-1] == "ready" or self._report.broken:
                 return
             self._report.again += 1

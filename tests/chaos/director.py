@@ -135,6 +135,8 @@ class Director:
         if request.early:
             by_name = {"request": request.name, "source": prefill.agent, "wait": True}
             fetches.append(self._fetch(request, request.decode[0], **by_name))
+            if not request.offered:
+                return await asyncio.gather(*fetches)
             await asyncio.sleep(request.gap)
         said = prefill.tell(
             offer,

@@ -25,7 +25,7 @@ class Request:
     prefill, decode    the clients of both sides; with a second `decode` both want the same offer
     written, layers    layers that are written when it is offered, and those that ever will be
     withdraw, end      when either side gives it up, in seconds (`end` also: at a state), or never
-    early              the fetch is asked for by name, before the offer is made
+    early, offered     the fetch is asked for by name, before the offer is made, or without one ever being made
     gap                seconds between the one and the other
     """
 
@@ -43,6 +43,7 @@ class Request:
     end: float | str | None
     how: str
     early: bool
+    offered: bool
     gap: float
     seed: int
 
@@ -89,6 +90,7 @@ def requests(seed: int) -> Iterator[Request]:
             end=_end(dice),
             how=dice.choice(["abort", "cancel"]),
             early=early,
+            offered=not early or dice.random() < 0.7,
             gap=dice.choice([0.0, dice.uniform(0, 0.5)]),
             seed=dice.getrandbits(32),
         )
@@ -120,6 +122,7 @@ def good(number: int, prefill: str, decode: str) -> Request:
         end=None,
         how="abort",
         early=False,
+        offered=True,
         gap=0.0,
         seed=number,
     )
