@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from hawk.control.frames import PROTOCOL_VERSION
-from hawk.control.messages import Abort, Fetch, Hello, PeerMessage, Poll, Release
+from hawk.control.messages import Poll, Release
 from hawk.errors import (
     Aborted,
     AlreadyClaimed,
-    BadFrame,
     Busy,
     DeadlineExceeded,
     Draining,
@@ -22,7 +19,7 @@ from hawk.errors import (
     PeerLost,
     RangeBusy,
 )
-from hawk.jobs import dialogue, serve
+from hawk.jobs import dialogue
 from hawk.jobs.admission import Admission
 from hawk.jobs.offers import Outcome
 from hawk.jobs.receive import DEPTH
@@ -149,77 +146,6 @@ async def test_a_consumer_that_is_gone() -> None:
             await task
         await made.serving.idle()
         assert made.arena.allocator.owned() == {}
-
-
-async def test_a_consumer_that_stood_still_is_known_when_it_speaks_again() -> None:
-    """It was taken for gone, does not know that, and says no second hello."""
-    async with rig() as made:
-        process = SimpleNamespace(identity=PEER, generation=1, version=PROTOCOL_VERSION, name="")
-        made.server.peers[PEER] = process
-        made.server.handler(PEER, SimpleNamespace(from_generation=1), Hello("d0", "both", "t", {}))
-        del made.server.peers[PEER]
-        made.server.on_gone(process, PeerLost("silent"))
-        made.server.peers[PEER] = process
-        await made.fetch(made.offer().claim).run()
-        made.check_bytes()
-        # Another process has to introduce itself, whoever's identity it has.
-        process.generation = 2
-        with pytest.raises(BadFrame, match="first word is hello"):
-            await made.fetch(made.offer(request="r2").claim, request="r2").run()
-
-
-async def test_a_fetch_that_comes_after_its_abort_begins_nothing() -> None:
-    async with rig() as made:
-        entry = made.offer()
-        kept: list[PeerMessage] = []
-
-        def hold_back(message: PeerMessage) -> tuple[PeerMessage, ...]:
-            if isinstance(message, Fetch):
-                kept.append(message)
-                return ()
-            return (message,)
-
-        made.to_p.change = hold_back
-        job = made.fetch(entry.claim)
-        task = asyncio.get_running_loop().create_task(job.run())
-        await reach(made, "requested")
-        job.stop(Aborted("enough"))
-        with pytest.raises(Aborted):
-            await task
-        await asyncio.sleep(0)  # the abort is heard
-        made.server.handler(PEER, SimpleNamespace(from_generation=1), kept[0])
-        assert made.serving.jobs == 0
-        assert not entry.claims
-        assert entry.outcome is None
-
-
-async def test_a_fetch_that_waits_ends_with_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its abort was lost, and what it waits for never comes."""
-    monkeypatch.setattr(serve, "SILENCE", 0.2)
-    async with rig(lease=0.1) as made:
-        made.to_p.change = lambda message: () if isinstance(message, Abort) else (message,)
-        job = made.fetch("", wait=True, request="never", timeout=60.0)
-        task = asyncio.get_running_loop().create_task(job.run())
-        await reach(made, "requested")
-        while not made.serving.jobs:
-            await asyncio.sleep(0)
-        job.stop(Aborted("enough"))
-        with pytest.raises(Aborted):
-            await task
-        async with asyncio.timeout(20):
-            await made.serving.idle()
-
-
-async def test_a_fetch_that_asks_again_waits_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "SILENCE", 0.2)
-    async with rig(lease=0.1) as made:
-        task = asyncio.get_running_loop().create_task(made.fetch("", wait=True, request="late").run())
-        asked = len(made.seen)
-        while len(made.seen) < asked + 30:  # questions, 0.02 s apart
-            await asyncio.sleep(0.02)
-        made.offer(request="late", consumers=("d0",))
-        await task
-        made.check_bytes()
 
 
 async def test_a_reader_inside_keeps_its_range_in_quarantine() -> None:

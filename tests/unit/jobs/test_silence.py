@@ -1,0 +1,96 @@
+"""Consumers that are silent for a while, or for good: what is kept for them, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from hawk.control.frames import PROTOCOL_VERSION
+from hawk.control.messages import Abort, Fetch, Hello, PeerMessage
+from hawk.errors import Aborted, BadFrame, PeerLost
+from hawk.jobs import dialogue, serve
+from tests.unit.jobs.rig import PEER, Rig, rig
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
+
+
+async def reach(made: Rig, state: str) -> None:
+    async with asyncio.timeout(20):
+        while not any(seen == state for seen, _, _ in made.progress):
+            await asyncio.sleep(0)
+
+
+async def test_a_consumer_that_stood_still_is_known_when_it_speaks_again() -> None:
+    """It was taken for gone, does not know that, and says no second hello."""
+    async with rig() as made:
+        process = SimpleNamespace(identity=PEER, generation=1, version=PROTOCOL_VERSION, name="")
+        made.server.peers[PEER] = process
+        made.server.handler(PEER, SimpleNamespace(from_generation=1), Hello("d0", "both", "t", {}))
+        del made.server.peers[PEER]
+        made.server.on_gone(process, PeerLost("silent"))
+        made.server.peers[PEER] = process
+        await made.fetch(made.offer().claim).run()
+        made.check_bytes()
+        # Another process has to introduce itself, whoever's identity it has.
+        process.generation = 2
+        with pytest.raises(BadFrame, match="first word is hello"):
+            await made.fetch(made.offer(request="r2").claim, request="r2").run()
+
+
+async def test_a_fetch_that_comes_after_its_abort_begins_nothing() -> None:
+    async with rig() as made:
+        entry = made.offer()
+        kept: list[PeerMessage] = []
+
+        def hold_back(message: PeerMessage) -> tuple[PeerMessage, ...]:
+            if isinstance(message, Fetch):
+                kept.append(message)
+                return ()
+            return (message,)
+
+        made.to_p.change = hold_back
+        job = made.fetch(entry.claim)
+        task = asyncio.get_running_loop().create_task(job.run())
+        await reach(made, "requested")
+        job.stop(Aborted("enough"))
+        with pytest.raises(Aborted):
+            await task
+        await asyncio.sleep(0)  # the abort is heard
+        made.server.handler(PEER, SimpleNamespace(from_generation=1), kept[0])
+        assert made.serving.jobs == 0
+        assert not entry.claims
+        assert entry.outcome is None
+
+
+async def test_a_fetch_that_waits_ends_with_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its abort was lost, and what it waits for never comes."""
+    monkeypatch.setattr(serve, "SILENCE", 0.2)
+    async with rig(lease=0.1) as made:
+        made.to_p.change = lambda message: () if isinstance(message, Abort) else (message,)
+        job = made.fetch("", wait=True, request="never", timeout=60.0)
+        task = asyncio.get_running_loop().create_task(job.run())
+        await reach(made, "requested")
+        while not made.serving.jobs:
+            await asyncio.sleep(0)
+        job.stop(Aborted("enough"))
+        with pytest.raises(Aborted):
+            await task
+        async with asyncio.timeout(20):
+            await made.serving.idle()
+
+
+async def test_a_fetch_that_asks_again_waits_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "SILENCE", 0.2)
+    async with rig(lease=0.1) as made:
+        task = asyncio.get_running_loop().create_task(made.fetch("", wait=True, request="late").run())
+        asked = len(made.seen)
+        while len(made.seen) < asked + 30:  # questions, 0.02 s apart
+            await asyncio.sleep(0.02)
+        made.offer(request="late", consumers=("d0",))
+        await task
+        made.check_bytes()
