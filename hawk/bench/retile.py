@@ -1,8 +1,9 @@
 """What retiling costs on one core: every pair of layouts that real use has, beside a plain copy, all in one run.
 
 Figures are bytes read plus bytes written per second, of the data that is moved, in warm, page-aligned memory: one
-thread, pieces and arena as a job plans them, block tables random.  A ratio is taken between a conversion and the copy
-that ran just before it, and is the median of the runs.  What the C core wrote is compared with what the numpy core
+thread, pieces and arena as a job plans them, block tables random.  Seconds are those that the thread spends on a
+processor, so that what else runs on the machine costs the figures less.  A ratio is taken between a conversion and the
+copy that ran just before it, and is the median of the runs.  What the C core wrote is compared with what the numpy core
 wrote, byte for byte, so a fast wrong answer is no result; `tests/` hold both cores to accounts of their own.
 """
 
@@ -185,9 +186,9 @@ def _run(calls: list[Callable[[], None]]) -> None:
 
 
 def _seconds(what: Callable[[], None]) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     what()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def _aligned(nbytes: int) -> U8:

@@ -1,5 +1,5 @@
 /* One call: its pieces checked against the buffers, then carried out. */
-#include "_nest.h"
+#include "_walk.h"
 
 struct call {
     struct nest whole, partial;
@@ -8,6 +8,7 @@ struct call {
     int64_t src_elements, dst_elements, src_page, dst_page, last_src, last_dst, last_row, last_col;
     const int64_t *column[COLUMNS];
     Py_buffer *src, *dst;
+    struct room *room;
 };
 
 static int64_t header_bytes(int codec, int64_t elements) { return codec >= BFP8 ? elements / group_of(codec) : 0; }
@@ -106,32 +107,9 @@ static int check(const struct call *c, int64_t begin, int64_t end, struct misfit
     return 1;
 }
 
-/* Streaming stores pay where whole lines are filled one after the other, and long enough for a memory page to stay
- * open: does a whole piece write at least this many bytes in a row? */
-#define STREAM_RUN 512
-
-static int fills_lines(const struct call *c)
-{
-    int64_t filled = 1;
-    for (int i = c->loops - 1; i >= 0 && (c->loop[i].dst == filled || c->loop[i].ext == 1); i--)
-        filled *= c->loop[i].ext;
-    return filled * BITS[c->whole.work.dst_codec] / 8 >= STREAM_RUN;
-}
-
-/* The piece must begin on a line (else two pieces share one, and each writes a part of it), its units on words. */
-static int stream_fits(const struct nest *t, int64_t start)
-{
-    int64_t bits = BITS[t->work.dst_codec];
-    if (((uintptr_t)(t->work.dst + t->work.dst_header) + (uintptr_t)(start * bits / 8)) % 64)
-        return 0;
-    uint64_t all = (uint64_t)((t->rows.dst | t->work.unit) * bits);
-    for (int i = 0; i < t->outer; i++)
-        all |= (uint64_t)(t->loop[i].dst * bits);
-    return (all & 127) == 0;
-}
-
 static void prepare(struct nest *t, const struct call *c, int64_t i, int reads)
 {
+    t->room = c->room;
     t->work.dst = (uint8_t *)c->dst[c->column[DST_CHANNEL][i]].buf + c->column[DST_PAGE][i];
     t->work.src = NULL;
     if (reads)
@@ -144,23 +122,10 @@ static void prepare(struct nest *t, const struct call *c, int64_t i, int reads)
 static void execute(struct call *c, int64_t begin, int64_t end, int flags)
 {
     struct nest *t = &c->whole;
-    kernel plain = t->run, groups = choose_groups(&t->work), streamed = NULL;
-#if defined(X86)
-    if (flags & STREAM && fills_lines(c)) {
-        if (plain == PICK(copy_run))
-            streamed = PICK(stream_run);
-        if (plain == PICK512(bf16_to_bfp8) || (plain == PICK(weave_run) && t->work.unit % 16 == 0))
-            streamed = plain;
-    }
-#else
-    (void)flags;
-    (void)fills_lines;
-#endif
+    const int stream = (flags & STREAM) != 0;
     struct ahead ahead;
     look_ahead(&ahead, c);
-    int steps_aligned = t->rows.src % GROUP == 0;
-    for (int k = 0; k < t->outer; k++)
-        steps_aligned &= t->loop[k].src % GROUP == 0;
+    t->move.far = !ahead.lines;
     for (int64_t i = begin; i < end; i++) {
         int64_t s = c->column[SRC_START][i], d = c->column[DST_START][i];
         if (i + AHEAD < end && is_whole(c, i + AHEAD)) {
@@ -172,11 +137,7 @@ static void execute(struct call *c, int64_t begin, int64_t end, int flags)
         }
         if (is_whole(c, i)) {
             prepare(t, c, i, 1);
-            t->run = groups && steps_aligned && s % GROUP == 0 ? groups : plain;
-            t->work.stream = streamed && stream_fits(t, d);
-            if (t->work.stream)
-                t->run = streamed;
-            walk(t, 0, s, d);
+            walk(t, 0, s, d, stream);
         } else {
             int64_t limit[3] = {c->column[LO][i], c->column[HI][i], c->column[COLS][i]};
             prepare(&c->partial, c, i, limit[1] > limit[0] && limit[1] > 0 && limit[2] > 0);
@@ -184,7 +145,7 @@ static void execute(struct call *c, int64_t begin, int64_t end, int flags)
         }
     }
 #if defined(X86)
-    if (streamed)
+    if (stream)
         _mm_sfence();
 #endif
 }

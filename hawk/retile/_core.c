@@ -1,8 +1,7 @@
 /* The C core of the CPU retile: the program of `program.py`, executed without the interpreter lock.
  *
- * A piece is a nest of loops.  The innermost ones form a *unit* that a kernel handles at once: a contiguous run, two
- * runs woven into one, or a group of 16 elements that share an exponent.  Pieces without a partial row or column go
- * through the kernels alone; in the others each unit is looked at, and only those cut in two go element by element.
+ * A piece is a nest of loops, walked box by box (`_nest.h`): a box is decoded, put in order, converted and written, each step
+ * by one kernel for all layouts.  Boxes that an edge of the token range or of dim cuts are filled element by element.
  * Codecs are those of `layouts/codecs.py`, bit for bit.
  *
  * Stable ABI of Python 3.11, C11, gcc or clang; one build runs on every CPU of its architecture.
@@ -49,8 +48,12 @@ static PyObject *retile(PyObject *self, PyObject *args)
     struct call c;
     struct misfit bad = {-1, 0, 0, 0};
     memset(&c, 0, sizeof c);
-
-    if (!take(facts_o, &views[held], PyBUF_SIMPLE, 8, 4))
+    c.room = PyMem_Malloc(sizeof *c.room);
+    if (!c.room) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (!take(facts_o, &views[held], PyBUF_SIMPLE, 8, 6))
         goto done;
     const int64_t *facts = views[held++].buf;
     if (!take(loops_o, &views[held], PyBUF_SIMPLE, 8, 0))
@@ -99,7 +102,9 @@ static PyObject *retile(PyObject *self, PyObject *args)
         goto misfit;
     c.loops = (int)n;
     struct work w = {.src_codec = (int)facts[0], .dst_codec = (int)facts[1]};
-    w.width = BITS[w.dst_codec] / 8;
+    w.src_factor = float_of((uint32_t)facts[4]);
+    w.dst_factor = float_of((uint32_t)facts[5]);
+    w.same = w.src_codec == w.dst_codec && facts[4] == facts[5];
     w.src_header = header_bytes(w.src_codec, facts[2]);
     w.dst_header = header_bytes(w.dst_codec, facts[3]);
     c.src_page = w.src_header + facts[2] * BITS[w.src_codec] / 8;
@@ -123,6 +128,7 @@ done:
         PyBuffer_Release(&views[--held]);
     if (views != few)
         PyMem_Free(views);
+    PyMem_Free(c.room);
     return result;
 }
 
@@ -280,7 +286,6 @@ static int start(PyObject *module)
 {
     (void)module;
     level_of = detect();
-    make_tables();
     return 0;
 }
 

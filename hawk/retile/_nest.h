@@ -1,148 +1,74 @@
-/* A nest of loops with a unit that a kernel handles: built from the program, and walked over a piece. */
-#include "_small.h"
+/* A nest of loops, built from the program: outer loops over boxes, and what is done with a box.
+ *
+ * A box goes through up to three scratches, each small enough for a near cache, so that every codec and every order need
+ * one kernel each, and memory is read and written once:
+ *
+ *     source page -> decoded (a grouped codec, in the source's order) -> moved (the target's order) -> image -> target page
+ *
+ * Steps that have nothing to do fall away.  What reads a page reads in its order, and an image is written in the target's,
+ * past the caches where it fills lines.
+ */
+#include <stddef.h>
 
-/* A nest whose innermost loops are a unit, the next one `rows`, and the rest `outer`. */
-struct nest {
-    int outer;
-    struct loop loop[MAX_LOOPS], rows;
-    struct loop in[5]; /* the loops of the unit, for the slow way */
-    int inner;
-    int64_t unit_col, unit_row; /* largest steps within a unit */
-    struct work work;
-    kernel run;
+#include "_mover.h"
+
+/* Bytes of a scratch, of elements of the widest kind that a box is held in. */
+#define ROOM (32 << 10)
+
+struct room {
+    uint8_t decoded[ROOM], moved[ROOM], image[ROOM + ROOM / GROUP], shared[ROOM / GROUP];
 };
 
-/* -- kernels, once for each instruction set -------------------------------------------------------------------- */
+/* Contiguous elements from which on a run is converted where it lies, without being moved first. */
+#define LONG 64
 
-#define FN(name) name##_baseline
-#define TARGET
-#include "_kernels.h"
-#undef FN
-#undef TARGET
+enum { COPY, KEEP, PIPE, SLOW };
 
-#if defined(X86)
-#define FN(name) name##_avx2
-#define TARGET __attribute__((target("avx2")))
-#define WITH_AVX2
-#include "_kernels.h"
-#undef FN
-#undef TARGET
-#undef WITH_AVX2
-#include "_avx512.h"
-#define PICK(name) (level_of >= AVX2 ? name##_avx2 : name##_baseline)
-#define PICK512(name) (level_of >= AVX512 ? name##_avx512 : PICK(name))
-#else
-#define PICK(name) name##_baseline
-#define PICK512(name) name##_baseline
-#endif
+struct nest {
+    int kind, outer, inner, mid, moves, converts;
+    struct loop loop[MAX_LOOPS + 2], in[MAX_LOOPS + 2];
+    int64_t elements, last_row, last_col; /* of a box */
+    int64_t stretches, stretch, stretch_at[MAX_RUNS]; /* elements: contiguous in a grouped source */
+    int64_t outs, out, out_at[MAX_RUNS];              /* elements: contiguous in the target */
+    int lines;                                        /* whether these are whole lines, if the box begins on one */
+    int64_t unit;                                     /* elements of one token that are contiguous in the target */
+    int unit_level;
+    struct move move;
+    fusion fused; /* moves and converts at once, or NULL */
+    struct conversion decode, encode, edge; /* edge: of a piece's part, element by element */
+    struct work work;
+    struct room *room;
+};
 
-enum { BASELINE, AVX2, AVX512 };
-static int level_of;
-static const char *const LEVELS[] = {"baseline", "avx2", "avx512"};
+static int width_of(int codec) { return BITS[codec] / 8; }
 
-static int detect(void)
+/* Do the innermost loops fill whole groups of the target, each of one token?  Cuts the loop that reaches beyond a group. */
+static int fill_groups(struct loop *l, int *count, int64_t size)
 {
-#if defined(X86)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
-        return AVX512;
-    if (__builtin_cpu_supports("avx2"))
-        return AVX2;
-#endif
-    return BASELINE;
-}
-
-/* -- the slow way: units cut in two, and pairs of codecs without a kernel ------------------------------------------ */
-
-static uint32_t load_one(const struct work *w, int64_t s)
-{
-    switch (w->src_codec) {
-    case BF16: return (uint32_t)get16(w->src + s * 2) << 16;
-    case FP16: return from_fp16(get16(w->src + s * 2));
-    case FP32: return get32(w->src + s * 4);
-    case E4M3:
-    case E5M2:
-    case INT8: return small_fp32[w->src_codec - E4M3][w->src[s]];
-    case MXE4M3:
-    case MXE5M2:
-    case MXE2M1: return mx_one(w, s);
-    case BFP8: return decode_one(8, w->src[s / GROUP], w->src[w->src_header + s]);
-    default: return decode_one(4, w->src[s / GROUP], w->src[w->src_header + s / 2] >> (s & 1) * 4 & 15);
-    }
-}
-
-static void store_one(const struct work *w, int64_t d, uint32_t x)
-{
-    switch (w->dst_codec) {
-    case BF16: put16(w->dst + d * 2, (uint16_t)to_bf16(x)); break;
-    case FP16: put16(w->dst + d * 2, (uint16_t)to_fp16(x)); break;
-    case FP32: put32(w->dst + d * 4, x); break;
-    default: w->dst[d] = to_small(w->dst_codec, x); break;
-    }
-}
-
-/* One element of an elementwise target, or zero. */
-static void element(const struct work *w, int64_t s, int64_t d, int valid)
-{
-    int bytes = BITS[w->dst_codec] / 8;
-    if (!valid)
-        memset(w->dst + d * bytes, 0, (size_t)bytes);
-    else if (w->src_codec == w->dst_codec)
-        memcpy(w->dst + d * bytes, w->src + s * bytes, (size_t)bytes);
-    else
-        store_one(w, d, load_one(w, s));
-}
-
-/* One group of a grouped target; elements from dim `cols` on are zero. */
-static void group(const struct work *w, int64_t s, int64_t d, int64_t cols)
-{
-    uint32_t x[MX_GROUP];
-    int bits = BITS[w->dst_codec], size = group_of(w->dst_codec);
-    for (int k = 0; k < size; k++)
-        x[k] = w->col[k] < cols ? load_one(w, s + w->at[k]) : 0;
-    if (w->dst_codec >= MXE4M3) {
-        mx_encode(x, w->dst_codec, w->dst + w->dst_header + d * bits / 8, w->dst + d / MX_GROUP);
-        return;
-    }
-    encode_baseline(x, bits, w->dst + w->dst_header + d * bits / 8, w->dst + d / GROUP);
-}
-
-/* Grouped, or of eight bits, to grouped.  Whole groups that both sides form alike keep their bytes: another packer may have rounded
- * otherwise. */
-static void regroup(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
-{
-    int64_t bits = BITS[w->dst_codec], size = group_of(w->dst_codec);
-    for (; n > 0; n--, s += ss, d += ds) {
-        if (w->src_codec == w->dst_codec && w->us == 1 && s % size == 0) {
-            memcpy(w->dst + w->dst_header + d * bits / 8, w->src + w->src_header + s * bits / 8, (size_t)(size * bits / 8));
-            w->dst[d / size] = w->src[s / size];
+    int64_t filled = 1;
+    int i = *count;
+    while (filled < size) {
+        if (--i < 0 || l[i].dst != filled || l[i].row)
+            return 0;
+        if (filled * l[i].ext > size) {
+            int64_t low = size / filled;
+            if (size % filled || l[i].ext % low || *count > MAX_LOOPS)
+                return 0;
+            memmove(&l[i + 1], &l[i], (size_t)(*count - i) * sizeof *l);
+            ++*count;
+            l[i + 1].ext = low;
+            l[i] = (struct loop){l[i].ext / low, l[i].src * low, l[i].dst * low, l[i].row * low, l[i].col * low};
+            i++;
+            filled = size;
         } else {
-            group(w, s, d, INT64_MAX);
+            filled *= l[i].ext;
         }
     }
+    while (--i >= 0)
+        if (l[i].dst % size)
+            return 0;
+    return filled == size;
 }
-
-static void decode_strided(const struct work *w, int64_t s, int64_t d, int64_t n, int64_t ss, int64_t ds)
-{
-    for (; n > 0; n--, s += ss, d += ds)
-        for (int64_t i = 0; i < w->unit; i++)
-            store_one(w, d + i * w->ud, load_one(w, s + i * w->us));
-}
-
-/* Elements of a cut unit: `level` counts its loops from the outermost. */
-static void scatter(const struct nest *t, int level, int64_t s, int64_t d, int64_t row, int64_t col, const int64_t *limit)
-{
-    if (level == t->inner) {
-        if (row >= limit[0])
-            element(&t->work, s, d, row < limit[1] && col < limit[2]);
-        return;
-    }
-    const struct loop *l = &t->in[level];
-    for (int64_t i = 0; i < l->ext; i++)
-        scatter(t, level + 1, s + i * l->src, d + i * l->dst, row + i * l->row, col + i * l->col, limit);
-}
-
-/* -- a nest ---------------------------------------------------------------------------------------------------- */
 
 static int chains(const struct loop *a, const struct loop *b, int whole)
 {
@@ -151,41 +77,119 @@ static int chains(const struct loop *a, const struct loop *b, int whole)
     return whole || (a->row == b->row * b->ext && a->col == b->col * b->ext);
 }
 
-static kernel choose(const struct work *w, int woven)
+/* The stretches of a grouped source that a box fills, and its loops with strides within what is decoded of them; 0 where it
+ * does not fill whole groups. */
+static int plan_decode(struct nest *t, struct loop *within)
 {
-    int a = w->src_codec, b = w->dst_codec, run = w->us == 1 && w->ud == 1;
-    if (b >= BFP8) {
-        if (a >= BFP8 || is_small(a) || b >= MXE4M3)
-            return regroup;
-        if (a == BF16)
-            return b == BFP8 ? PICK512(bf16_to_bfp8) : PICK512(bf16_to_bfp4);
-        if (a == FP16)
-            return b == BFP8 ? PICK(fp16_to_bfp8) : PICK(fp16_to_bfp4);
-        return b == BFP8 ? PICK(fp32_to_bfp8) : PICK(fp32_to_bfp4);
+    const int64_t size = group_of(t->work.src_codec);
+    int order[MAX_LOOPS + 2];
+    for (int i = 0; i < t->inner; i++) {
+        int k = i;
+        for (; k > 0 && t->in[order[k - 1]].src > t->in[i].src; k--)
+            order[k] = order[k - 1];
+        order[k] = i;
     }
-    if (a == b)
-        return woven ? PICK(weave_run) : run ? PICK(copy_run) : PICK(copy_strided);
-    if (is_small(a) || is_small(b))
-        return choose_small(a, b) ? choose_small(a, b) : decode_strided;
-    if (a == BF16)
-        return b == FP32 ? PICK(bf16_to_fp32) : PICK(bf16_to_fp16);
-    if (a == FP32)
-        return b == BF16 ? PICK(fp32_to_bf16) : PICK(fp32_to_fp16);
-    if (a == FP16)
-        return b == BF16 ? PICK(fp16_to_bf16) : PICK(fp16_to_fp32);
-    return decode_strided;
+    int64_t run = 1, dense = 1;
+    int used = 0;
+    while (used < t->inner && t->in[order[used]].src == run)
+        run *= t->in[order[used++]].ext;
+    if (run % size)
+        return 0;
+    struct loop rest[MAX_LOOPS + 2];
+    int rests = 0;
+    for (int k = t->inner - 1; k >= used; k--) {
+        if (t->in[order[k]].src % size)
+            return 0;
+        rest[rests++] = t->in[order[k]];
+    }
+    for (int k = 0; k < t->outer; k++)
+        if (t->loop[k].src % size)
+            return 0;
+    t->stretch = run;
+    t->stretches = spread(rest, rests, 0, t->stretch_at, MAX_RUNS);
+    for (int k = 0; k < t->inner; k++) {
+        within[order[k]] = t->in[order[k]];
+        within[order[k]].src = dense;
+        dense *= t->in[order[k]].ext;
+    }
+    return t->stretches > 0;
 }
 
-/* Kernel for whole aligned groups of the source that are contiguous in both pages; else NULL. */
-static kernel choose_groups(const struct work *w)
+/* What is done with the box that the loops `in` are; 0 where tables do not hold it. */
+static int plan_box(struct nest *t)
 {
-    if (w->src_codec < BFP8 || w->src_codec > BFP4 || w->us != 1 || w->ud != 1 || w->unit % GROUP)
-        return NULL;
-    if (w->dst_codec == BF16)
-        return w->src_codec == BFP8 ? PICK(bfp8_to_bf16) : PICK(bfp4_to_bf16);
-    if (w->dst_codec == FP32)
-        return w->src_codec == BFP8 ? PICK(bfp8_to_fp32) : PICK(bfp4_to_fp32);
-    return NULL;
+    struct work *w = &t->work;
+    const int64_t size = group_of(w->dst_codec);
+    int level = t->inner;
+    t->out = 1;
+    for (; level > 0 && t->in[level - 1].dst == t->out; level--)
+        t->out *= t->in[level - 1].ext;
+    t->outs = spread(t->in, level, 1, t->out_at, MAX_RUNS);
+    if (t->outs < 0 || t->out % size)
+        return 0;
+    int64_t all = t->out;
+    for (int64_t k = 0; k < t->outs; k++)
+        all |= t->out_at[k];
+    t->lines = all * BITS[w->dst_codec] % 512 == 0;
+    t->edge = conversion(group_of(w->src_codec) > 1 ? FP32 : w->src_codec, w->dst_codec,
+                         group_of(w->src_codec) > 1 ? 1 : w->src_factor, w->dst_factor);
+    t->unit = 1;
+    for (t->unit_level = t->inner; t->unit_level > level && !t->in[t->unit_level - 1].row; t->unit_level--)
+        t->unit *= t->in[t->unit_level - 1].ext;
+    t->kind = PIPE;
+    t->mid = w->src_codec;
+    struct loop within[MAX_LOOPS + 2], l[MAX_LOOPS + 2];
+    memcpy(within, t->in, sizeof within);
+    int n = merge(t->in, t->inner, l);
+    if (w->same && size == 1) {
+        t->kind = COPY;
+        /* Short runs through a scratch only where they have to be woven, or read and written far apart. */
+        if (!n || (l[n - 1].src == 1 && l[n - 1].dst == 1 && l[n - 1].ext * width_of(w->src_codec) >= 16))
+            return move_runs(&t->move, l, n, width_of(w->src_codec));
+        t->kind = PIPE;
+    }
+    int group_src = group_of(w->src_codec);
+    if (w->same && size > 1 && l[n - 1].src == 1 && l[n - 1].ext % size == 0) {
+        t->kind = KEEP;
+        for (int k = 0; k < n - 1; k++)
+            if (l[k].src % size)
+                t->kind = SLOW;
+        for (int k = 0; k < t->outer; k++)
+            if (t->loop[k].src % size)
+                t->kind = SLOW;
+        return move_runs(&t->move, l, n, 1);
+    }
+    if (group_src > 1) {
+        if (!plan_decode(t, within)) {
+            t->kind = SLOW;
+            return 1;
+        }
+        t->mid = size == 1 ? w->dst_codec : FP32;
+        t->decode = conversion(w->src_codec, t->mid, 1, size == 1 ? w->dst_factor : 1);
+    }
+    int done = w->same && size == 1;
+    t->converts = !done && t->mid != w->dst_codec;
+    if (group_src == 1 && !w->same)
+        t->converts = 1;
+    t->encode = conversion(t->mid, w->dst_codec, group_src > 1 ? 1 : w->src_factor, w->dst_factor);
+    if (!plan_move(&t->move, within, t->inner, width_of(t->mid)))
+        return 0;
+    t->moves = t->move.runs > 1 || t->move.run != movers()->runs;
+    const int woven = t->move.run == movers()->weave[0][1];
+    t->fused = NULL;
+    if (w->src_codec == BF16 && (w->dst_codec == BFP8 || w->dst_codec == BFP4) &&
+        (woven ? t->move.na == GROUP / 2 : t->move.run == movers()->runs && t->move.bytes == 2 * GROUP))
+        t->fused = converters()->fused[woven][w->dst_codec - BFP8];
+    return 1;
+}
+
+/* Elements that a box may have. */
+static int64_t most_elements(const struct work *w)
+{
+    int bits = BITS[w->src_codec] > BITS[w->dst_codec] ? BITS[w->src_codec] : BITS[w->dst_codec];
+    if (group_of(w->src_codec) > 1)
+        bits = 32;
+    return ROOM * 8 / bits;
 }
 
 /* Lay out `t` from `n` loops; `whole` for pieces without partial rows and columns.  0 where they do not fit. */
@@ -193,6 +197,7 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
 {
     struct loop l[MAX_LOOPS + 2];
     int count = 0;
+    memset(t, 0, offsetof(struct nest, move));
     for (int i = 0; i < n; i++) {
         if (loops[i].ext == 1)
             continue;
@@ -204,132 +209,42 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
             l[count++] = loops[i];
         }
     }
-    struct work *w = &t->work;
-    *w = *facts;
-    int inner = 0, woven = 0;
-    if (w->dst_codec >= BFP8) {
-        int64_t filled = 1, size = group_of(w->dst_codec);
-        while (filled < size) {
-            if (inner == count || inner == 4)
-                return 0;
-            struct loop *last = &l[count - 1 - inner];
-            if (last->dst != filled || last->row)
-                return 0;
-            if (filled * last->ext > size) {
-                /* Cut the loop in two: the lower part fills the group. */
-                int64_t low = size / filled;
-                if (last->ext % low || count > MAX_LOOPS)
-                    return 0;
-                memmove(last + 1, last, (size_t)(inner + 1) * sizeof *last);
-                count++;
-                last[1].ext = low;
-                last->ext /= low;
-                last->src *= low;
-                last->dst *= low;
-                last->row *= low;
-                last->col *= low;
-                filled = size;
-            } else {
-                filled *= last->ext;
-            }
-            inner++;
-        }
-        if (filled != size)
-            return 0;
-        for (int i = 0; i < count - inner; i++)
-            if (l[i].dst % size)
-                return 0;
-        for (int k = 0; k < size; k++) {
-            int64_t rest = k;
-            w->at[k] = w->col[k] = 0;
-            for (int i = count - 1; i >= count - inner; i--) {
-                w->at[k] += rest % l[i].ext * l[i].src;
-                w->col[k] += rest % l[i].ext * l[i].col;
-                rest /= l[i].ext;
-            }
-        }
-        w->unit = size;
-        int run = 1, weave = 1;
-        for (int k = 0; k < size; k++) {
-            run &= w->at[k] == k;
-            weave &= w->at[k] == k / 2 + (k & 1) * w->at[1];
-        }
-        w->us = run;
-        w->apart = !run && weave ? w->at[1] : 0;
-    } else {
-        struct loop *last = &l[count - 1];
-        inner = count ? 1 : 0;
-        w->unit = count ? last->ext : 1;
-        w->us = count ? last->src : 1;
-        w->ud = count ? last->dst : 1;
-        w->apart = 0;
-        if (count > 1 && w->src_codec == w->dst_codec && w->width == 2 && last->ext == 2 && last->dst == 1 &&
-            last[-1].src == 1 && last[-1].dst == 2) {
-            woven = 1;
-            inner = 2;
-            w->apart = last->src;
-            w->unit = 2 * last[-1].ext;
-            w->us = 0;
-        }
-    }
-    t->inner = inner;
-    t->unit_row = t->unit_col = 0;
-    for (int i = 0; i < inner; i++) {
-        t->in[i] = l[count - inner + i];
-        t->unit_row += (t->in[i].ext - 1) * t->in[i].row;
-        t->unit_col += (t->in[i].ext - 1) * t->in[i].col;
-    }
-    count -= inner;
-    t->rows = (struct loop){1, 0, 0, 0, 0};
-    if (count)
-        t->rows = l[--count];
-    if (count > MAX_LOOPS)
+    t->work = *facts;
+    const int64_t size = group_of(t->work.dst_codec), most = most_elements(&t->work);
+    if (size > 1 && !fill_groups(l, &count, size))
         return 0;
-    memcpy(t->loop, l, (size_t)count * sizeof *l);
-    t->outer = count;
-    t->run = choose(w, woven);
+    /* As many loops as fit, from the innermost on; one that is too long is cut, as long as that gives a box worth while. */
+    int from = count;
+    int64_t elements = 1;
+    while (from > 0 && elements * l[from - 1].ext <= most)
+        elements *= l[--from].ext;
+    if (from > 0 && elements < 1024 && count <= MAX_LOOPS) {
+        int64_t low = most / elements;
+        while (l[from - 1].ext % low)
+            low--;
+        if (low > 1) {
+            struct loop *cut = &l[from - 1];
+            memmove(cut + 1, cut, (size_t)(count - from + 1) * sizeof *cut);
+            count++;
+            cut[1].ext = low;
+            *cut = (struct loop){cut->ext / low, cut->src * low, cut->dst * low, cut->row * low, cut->col * low};
+        }
+    }
+    for (;; from++) {
+        t->outer = from;
+        t->inner = count - from;
+        memcpy(t->loop, l, (size_t)from * sizeof *l);
+        memcpy(t->in, l + from, (size_t)(count - from) * sizeof *l);
+        if (plan_box(t))
+            break;
+        if (from == count)
+            return 0;
+    }
+    t->elements = 1;
+    for (int i = 0; i < t->inner; i++) {
+        t->elements *= t->in[i].ext;
+        t->last_row += (t->in[i].ext - 1) * t->in[i].row;
+        t->last_col += (t->in[i].ext - 1) * t->in[i].col;
+    }
     return 1;
-}
-
-static void walk(const struct nest *t, int level, int64_t s, int64_t d)
-{
-    if (level == t->outer) {
-        t->run(&t->work, s, d, t->rows.ext, t->rows.src, t->rows.dst);
-        return;
-    }
-    const struct loop *l = &t->loop[level];
-    for (int64_t i = 0; i < l->ext; i++, s += l->src, d += l->dst)
-        walk(t, level + 1, s, d);
-}
-
-/* The same for a partial piece; `limit` is lo, hi and cols. */
-static void walk_partial(const struct nest *t, int level, int64_t s, int64_t d, int64_t row, int64_t col, const int64_t *limit)
-{
-    if (level <= t->outer) {
-        const struct loop *l = level < t->outer ? &t->loop[level] : &t->rows;
-        for (int64_t i = 0; i < l->ext; i++)
-            walk_partial(t, level + 1, s + i * l->src, d + i * l->dst, row + i * l->row, col + i * l->col, limit);
-        return;
-    }
-    if (row + t->unit_row < limit[0])
-        return;
-    if (row >= limit[0] && row + t->unit_row < limit[1] && col + t->unit_col < limit[2])
-        t->run(&t->work, s, d, 1, 0, 0);
-    else if (t->work.dst_codec >= BFP8)
-        group(&t->work, s, d, row < limit[1] ? limit[2] - col : INT64_MIN);
-    else
-        scatter(t, 0, s, d, row, col, limit);
-}
-
-/* Largest source offset among the valid elements of a partial piece, -1 if there is none. */
-static int64_t reach(const struct loop *l, int n, int64_t s, int64_t row, int64_t col, const int64_t *limit)
-{
-    if (n == 0)
-        return row >= limit[0] && row < limit[1] && col < limit[2] ? s : -1;
-    int64_t most = -1;
-    for (int64_t i = 0; i < l->ext; i++) {
-        int64_t got = reach(l + 1, n - 1, s + i * l->src, row + i * l->row, col + i * l->col, limit);
-        most = got > most ? got : most;
-    }
-    return most;
 }

@@ -206,7 +206,8 @@ class _Call:
             numpy_core.check(program, pieces, [len(s) for s in self.src], [len(d) for d in self.dst])
             return
         numbers = [CODEC_NUMBERS[codec.name] for codec in (program.src_codec, program.dst_codec)]
-        self._facts = np.array([*numbers, program.src_elements, program.dst_elements], np.int64)
+        factors = np.array([program.src_codec.factor, program.dst_codec.factor], np.float32).view(np.uint32)
+        self._facts = np.array([*numbers, program.src_elements, program.dst_elements, *factors], np.int64)
         self._loops = np.array([(p.ext, p.src, p.dst, p.row, p.col) for p in program.loops], np.int64)
         self._columns = [np.ascontiguousarray(getattr(pieces, name), np.int64) for name in _COLUMNS]
         for name, column in zip(_COLUMNS, self._columns, strict=True):
@@ -271,7 +272,7 @@ class _Call:
 
 def _core_for(program: Program) -> native.Core:
     """The core in use, or numpy where the C core does not know a codec."""
-    known = all(c.name in CODEC_NUMBERS and c.factor == 1.0 for c in (program.src_codec, program.dst_codec))
+    known = all(c.name in CODEC_NUMBERS for c in (program.src_codec, program.dst_codec))
     return native.core_name() if known else "numpy"
 
 

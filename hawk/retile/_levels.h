@@ -1,0 +1,136 @@
+/* What a nest is carried out with, once for every instruction set, and which of these this CPU has. */
+#include "_small.h"
+
+/* Elements that are binary32 at a time: they stay in the first-level cache. */
+#define CHUNK 512
+
+/* Runs of a box, and how many of them ahead their lines are asked for. */
+#define MAX_RUNS 512
+#define LEAD 8
+
+typedef uint8_t v1 __attribute__((vector_size(16)));
+typedef uint16_t v2 __attribute__((vector_size(16)));
+typedef uint32_t v4 __attribute__((vector_size(16)));
+
+/* How a mover goes through a box; offsets in bytes. */
+struct move {
+    void (*run)(const struct move *, const uint8_t *from, uint8_t *to);
+    int64_t runs, na, nb, bytes; /* bytes of a contiguous run */
+    int far;                     /* whether lines are to be asked for ahead of their use: nobody else does */
+    int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
+};
+
+typedef void (*mover)(const struct move *, const uint8_t *from, uint8_t *to);
+typedef void (*reader)(const uint8_t *from, const uint8_t *shared, int64_t n, u32 *restrict x);
+typedef void (*writer)(const u32 *restrict x, int64_t n, uint8_t *to, uint8_t *shared);
+typedef void (*pair)(const uint8_t *from, const uint8_t *from_shared, int64_t n, uint8_t *to, uint8_t *to_shared);
+typedef void (*fusion)(const struct move *, const uint8_t *from, uint8_t *to, uint8_t *shared);
+typedef void (*scaler)(u32 *restrict x, int64_t n, float by);
+
+struct converters {
+    reader read[CODECS];
+    writer write[CODECS];
+    pair direct[CODECS][CODECS];
+    fusion fused[2][2]; /* of bf16, in runs of a group or woven ones, into BFP8 and BFP4 */
+    scaler multiply, divide;
+};
+
+/* By width: 1, 2 and 4 bytes; of twos and of fours. */
+struct movers {
+    mover runs, gather[3], transpose[3], weave[2][3], unweave[2][3];
+};
+
+#define FN(name) name##_baseline
+#define TARGET
+#include "_convert.h"
+#include "_move.h"
+#if defined(X86)
+#include "_stream.h"
+#endif
+#undef FN
+#undef TARGET
+
+#if defined(X86)
+#define BFP_WRITERS
+#define WITH_AVX2
+#define FN(name) name##_avx2
+#define TARGET __attribute__((target("avx2")))
+#include "_bfp.h"
+#include "_convert.h"
+#include "_move.h"
+#include "_stream.h"
+#undef FN
+#undef TARGET
+
+#define WITH_AVX512
+#define FN(name) name##_avx512
+#if defined(__clang__)
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2")))
+#else
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,prefer-vector-width=512")))
+#endif
+#include "_bfp.h"
+#include "_convert.h"
+#include "_move.h"
+#include "_stream.h"
+#undef FN
+#undef TARGET
+#define PICK(name) (level_of == AVX512 ? name##_avx512 : level_of == AVX2 ? name##_avx2 : name##_baseline)
+#else
+#define PICK(name) name##_baseline
+#endif
+
+enum { BASELINE, AVX2, AVX512 };
+static int level_of;
+static const char *const LEVELS[] = {"baseline", "avx2", "avx512"};
+
+static int detect(void)
+{
+#if defined(X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx2"))
+        return AVX512;
+    if (__builtin_cpu_supports("avx2"))
+        return AVX2;
+#endif
+    return BASELINE;
+}
+
+static const struct converters *converters(void) { return PICK(&converters); }
+static const struct movers *movers(void) { return PICK(&movers); }
+
+/* -- any codec into any other -------------------------------------------------------------------------------------- */
+
+struct conversion {
+    int from, to;
+    float from_factor, to_factor;
+    pair direct;
+};
+
+static struct conversion conversion(int from, int to, float from_factor, float to_factor)
+{
+    pair direct = from_factor == 1 && to_factor == 1 ? converters()->direct[from][to] : NULL;
+    return (struct conversion){from, to, from_factor, to_factor, direct};
+}
+
+/* `n` contiguous elements, whole groups of either side. */
+static void convert(const struct conversion *c, const uint8_t *from, const uint8_t *from_shared, int64_t n, uint8_t *to,
+                    uint8_t *to_shared)
+{
+    if (c->direct) {
+        c->direct(from, from_shared, n, to, to_shared);
+        return;
+    }
+    const struct converters *use = converters();
+    uint32_t x[CHUNK];
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        int64_t some = n - i < CHUNK ? n - i : CHUNK;
+        use->read[c->from](from + i * BITS[c->from] / 8, from_shared + i / group_of(c->from), some, x);
+        if (c->from_factor != 1)
+            use->multiply(x, some, c->from_factor);
+        if (c->to_factor != 1)
+            use->divide(x, some, c->to_factor);
+        use->write[c->to](x, some, to + i * BITS[c->to] / 8, to_shared + i / group_of(c->to));
+    }
+}
