@@ -33,6 +33,7 @@ from hawk.control.sidecar import connect_sidecar, sidecar_path
 from hawk.control.sockets import Sockets
 from hawk.errors import (
     BadFrame,
+    Busy,
     HawkError,
     InternalError,
     InvalidArgument,
@@ -217,8 +218,8 @@ class Connection:
         future: asyncio.Future[LocalMessage] = self._loop.create_future()
         self._calls[number] = future
         try:
-            self._channel.send(message)
             async with asyncio.timeout(timeout):
+                await self._send(message)
                 got = await future
         except TimeoutError as error:
             if isinstance(error, HawkError):
@@ -233,6 +234,23 @@ class Connection:
         if not isinstance(got, answer):
             raise InternalError("the agent gave another answer than the call has", got=type(got).__name__)
         return got
+
+    async def _send(self, message: msgspec.Struct) -> None:
+        """Sends, as soon as the queue has room: a thousand calls at once are more than it holds."""
+        assert self._channel is not None
+        while True:
+            try:
+                self._channel.send(message)
+            except Busy as busy:
+                await asyncio.sleep(busy.retry_after)
+            else:
+                return
+
+    async def round_trip(self, timeout: float = CALL_TIMEOUT) -> float:
+        """Seconds that the shortest word to the agent and its answer take."""
+        self.check_context()
+        assert self._channel is not None
+        return await self._channel.round_trip(timeout)
 
     def post(self, message: ReleaseCache | AbortFetch) -> None:
         """Sends a call whose answer nobody waits for."""

@@ -207,7 +207,7 @@ class Lanes:
                 raise TransferFailed("the link is closed or broken", peer=self._lanes[0].peer)
             self._queue.append(work)
             self._running.add(work)
-            self._ready.notify_all()
+            self._ready.notify(len(work.pieces))  # a lane that finds nothing left was woken for nothing
         done = work.latch.future
         try:
             await asyncio.wait({done}, timeout=max(timeout, 0.0))

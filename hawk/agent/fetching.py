@@ -27,6 +27,7 @@ log = get_log("hawk.agent.fetching")
 
 _PHASES = {
     State.RESERVING: "own",
+    State.QUEUED: "queue",
     State.CONNECTING: "connect",
     State.REQUESTED: "accept",
     State.RECEIVING: "read",
@@ -48,10 +49,8 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
     request = _request(agent, session, message)
     place = agent.limits.fetching.enter(early=request.early)
 
-    def progress(state: State, done: int, total: int) -> None:
-        reply(Progress(message.job, state.value, done, max(total, done)))
-
-    job = FetchJob(agent.fetch_context, request, progress, place)
+    told = _Told(message.job, reply)
+    job = FetchJob(agent.fetch_context, request, told.progress, place)
     agent.fetching += 1
     entry = agent.ledger.open(
         message.job,
@@ -61,7 +60,7 @@ def start(agent: Agent, session: Session, message: StartFetch, reply: Callable[[
         seconds=request.timeout,
         look=lambda: _look(job),
     )
-    task = asyncio.get_running_loop().create_task(_run(agent, session, job, entry, reply))
+    task = asyncio.get_running_loop().create_task(_run(agent, session, job, entry, told.end))
     session.fetches[message.job] = (job, task)
 
 
@@ -84,6 +83,32 @@ def _look(job: FetchJob) -> Look:
         result.phases,
         tuple(others),
     )
+
+
+class _Told:
+    """What a client hears of one fetch: its latest state once in a turn of the loop, and then its end."""
+
+    def __init__(self, job: str, reply: Callable[[LocalMessage], None]) -> None:
+        self._job = job
+        self._reply = reply
+        self._latest: Progress | None = None
+        self._ended = False
+
+    def progress(self, state: State, done: int, total: int) -> None:
+        """The fetch has come so far."""
+        if self._latest is None and not self._ended:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._latest = Progress(self._job, state.value, done, max(total, done))
+
+    def end(self, message: LocalMessage) -> None:
+        """The fetch has ended, which says more than any progress."""
+        self._ended = True
+        self._reply(message)
+
+    def _tell(self) -> None:
+        latest, self._latest = self._latest, None
+        if latest is not None and not self._ended:
+            self._reply(latest)
 
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:

@@ -109,6 +109,23 @@ def retile(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
+@click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
+@click.option("--runs", type=click.IntRange(1, 100_000), help="Single jobs.  [default: 200]")
+@click.option("--at-once", type=click.IntRange(1, 100_000), help="Concurrent jobs.  [default: 1000]")
+@click.option(
+    "--queued",
+    multiple=True,
+    type=click.IntRange(1, 100_000),
+    help="Jobs in line; may be given again.  [default: 100, 1000, 10000]",
+)
+@click.option("--quick", is_flag=True, help="A little of each: does it work, not how fast is it.")
+@_json
+def jobs(as_json: bool, **options: Any) -> None:
+    """Many small jobs: first byte beside the agents' own round trip, jobs a second, the cost of one more in line."""
+    _bench("jobs", as_json, **options)
+
+
+@bench.command()
 @click.option("--tokens", type=click.IntRange(8), help="Tokens of a request.  [default: 8192]")
 @click.option("--layers", type=click.IntRange(2), help="Layers of the model.  [default: 80]")
 @click.option("--runs", type=click.IntRange(1, 10000), help="Plans of every size.  [default: 25]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hawk.control.beat import BEAT, PING, PONG, Beat
@@ -101,6 +102,7 @@ class Channel(Generic[T]):
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._trips: dict[int, asyncio.Future[float]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
         self._monitor = Monitor(endpoint, self._connected, self._disconnected)
         self._receive = ReceiveLoop(
@@ -191,6 +193,21 @@ class Channel(Generic[T]):
             return self._unreachable(self._beat.timeout)
         return PeerLost("the peer fell silent", **self._facts())
 
+    async def round_trip(self, timeout: float) -> float:
+        """Seconds that one PING and its PONG take on this connection; raises `PeerUnreachable` at the deadline."""
+        loop = asyncio.get_running_loop()
+        self._ask()
+        wanted = self._seq
+        waiter = self._trips[wanted] = loop.create_future()
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(timeout):
+                return float(await waiter - began)
+        except TimeoutError:
+            raise self._unreachable(timeout) from None
+        finally:
+            del self._trips[wanted]
+
     # -- what comes in -----------------------------------------------------------------------------------
 
     def _take(self, _: bytes, frames: list[bytes]) -> None:
@@ -221,7 +238,11 @@ class Channel(Generic[T]):
             self._try(Kind.PONG, PONG.encode(Pong(PING.decode(frames[1]).seq)))
         elif header.kind is Kind.PONG:
             # Frames of the old connection may still come after it broke; an answer to a later question cannot.
-            if PONG.decode(frames[1]).seq > self._seq_at_break:
+            seq = PONG.decode(frames[1]).seq
+            trip = self._trips.get(seq)
+            if trip is not None and not trip.done():
+                trip.set_result(time.perf_counter())
+            if seq > self._seq_at_break:
                 self._broken = False
                 self._end_waits()
         elif header.kind is Kind.MESSAGE:

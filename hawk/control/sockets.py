@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+(%\w+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
+# Plain integers: combining pyzmq's flags anew for each frame costs more than passing a small frame on.
+_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of a socket.  Queues count messages per peer, `frame_bytes` bytes, the others seconds."""
@@ -87,7 +91,9 @@ class Endpoint:
             )
         parts = frames if identity is None else [identity, *frames]
         try:
-            self.raw.send_multipart(parts, zmq.NOBLOCK)
+            for part in parts[:-1]:
+                self.raw.send(part, _MORE)
+            self.raw.send(parts[-1], _LAST)
         except zmq.Again:
             raise Busy(
                 "the peer does not take messages as fast as they are sent",

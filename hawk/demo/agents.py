@@ -8,20 +8,22 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hawk.agent import Agent
 from hawk.client import Client, connect
+from hawk.config import load_config
 from hawk.control.keys import load_peers, new_pair
 from hawk.errors import HawkError, PeerUnreachable
 from hawk.folders import TemporaryFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
-PREFILL, DECODE, MEMORY = "prefill", "decode", "npu0"
+PREFILL, DECODE, INSIDE, MEMORY = "prefill", "decode", "inside", "npu0"
 
 _MAIN = """\
 import ctypes, os, signal, sys
@@ -57,6 +59,8 @@ class Settings:
     """Both agents' configuration, as far as it is not the default; sizes in bytes.
 
     capacity    of the emulated device on the decode side, all channels together
+    jobs        further settings of `[jobs]`
+    inside      a second decode agent lives in this process
     """
 
     capacity: int
@@ -66,6 +70,8 @@ class Settings:
     mode: str = "auto"
     arena: int = 64 << 20
     chunk: int = 16 << 20
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    inside: bool = False
 
     @property
     def arenas(self) -> int:
@@ -134,12 +140,15 @@ class Pair:
 
     prefill, decode    the clients
     pids               of the prefill and of the decode agent
+    agent, inside      the agent in this process and its client, where the settings want one
 
     Leaving the block ends both processes and removes their files.  Raises `AgentFailed`.
     """
 
     prefill: Client
     decode: Client
+    agent: Agent
+    inside: Client
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -167,7 +176,7 @@ class Pair:
     async def _start(self) -> None:
         folder = self._stack.enter_context(_folder()).path
         self._stack.callback(self._end)
-        for name in (PREFILL, DECODE):
+        for name in (PREFILL, DECODE, INSIDE):
             new_pair(folder, name)
         configs = configuration(folder, self.settings)
         for name in (PREFILL, DECODE):
@@ -180,6 +189,12 @@ class Pair:
             self._stack.push_async_callback(client.close)
             clients.append(client)
         self.prefill, self.decode = clients
+        if self.settings.inside:
+            file = folder / f"{INSIDE}.toml"
+            file.write_text(configs[INSIDE])
+            config, _ = load_config(file, env={})
+            self.agent = await self._stack.enter_async_context(Agent(config))
+            self.inside = await self._stack.enter_async_context(connect(self.agent))
 
     def _end(self) -> None:
         for process in self._processes:
@@ -209,23 +224,31 @@ def _folder() -> TemporaryFolder:
 
 def configuration(folder: Path, settings: Settings) -> dict[str, str]:
     """The TOML file of each agent; the keys lie in `folder`."""
+    memory = (
+        f'[memory.{MEMORY}]\nkind = "emulated-npu"\ncapacity = {settings.capacity}\n'
+        f"channels = {settings.channels}\nalignment = {settings.alignment}\n"
+    )
     return {
-        PREFILL: _config(PREFILL, DECODE, folder, settings.arena, settings),
-        DECODE: _config(DECODE, PREFILL, folder, settings.chunk, settings)
-        + f'[memory.{MEMORY}]\nkind = "emulated-npu"\ncapacity = {settings.capacity}\n'
-        f"channels = {settings.channels}\nalignment = {settings.alignment}\n",
+        PREFILL: _config(PREFILL, "prefill", (DECODE, INSIDE), folder, settings.arena, settings),
+        **{
+            name: _config(name, "decode", (PREFILL,), folder, settings.chunk, settings) + memory
+            for name in (DECODE, INSIDE)
+        },
     }
 
 
-def _config(name: str, peer: str, folder: Path, arena: int, settings: Settings) -> str:
+def _config(
+    name: str, role: str, others: tuple[str, ...], folder: Path, arena: int, settings: Settings
+) -> str:
     peers = folder / f"{name}.peers"
-    keys: Sequence[tuple[str, str]] = list(load_peers(folder / f"{peer}.pub").items())
+    keys = [entry for other in others for entry in load_peers(folder / f"{other}.pub").items()]
     peers.write_text("[peers]\n" + "".join(f'{who} = "{key}"\n' for who, key in keys))
+    jobs = "".join(f"{key} = {value}\n" for key, value in settings.jobs.items())
     prefer = ", ".join(f'"{transport}"' for transport in settings.transports)
     return f"""\
 [agent]
 name = "{name}"
-role = "{name}"
+role = "{role}"
 control = "tcp://127.0.0.1:0"
 local = "ipc://{folder}/{name}.sock"
 [security]
@@ -238,4 +261,4 @@ mode = "{settings.mode}"
 size = {arena}
 [jobs]
 chunk = {settings.chunk}
-"""
+{jobs}"""

@@ -118,6 +118,9 @@ class CacheEntry:
     owners: dict[int, str] = field(default_factory=dict)
     quarantined: dict[int, str] = field(default_factory=dict)
     lent: Counter[int] = field(default_factory=Counter)
+    _owned: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # by job: blocks of many jobs are not searched for one's
     users: int = 0
     closing: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -155,6 +158,7 @@ class CacheEntry:
                 )
         for block in wanted:
             self.owners[block] = job
+        self._owned.setdefault(job, []).extend(wanted)
 
     def _check_written(self, i: int, block: int) -> None:
         holder = self.owners.get(block) or self.quarantined.get(block)
@@ -165,14 +169,16 @@ class CacheEntry:
 
     def quarantine(self, job: str) -> None:
         """`job` was told to end: its blocks are nobody's to use until it has, for a byte may still land in them."""
-        for block in [b for b, holder in self.owners.items() if holder == job]:
-            self.quarantined[block] = self.owners.pop(block)
+        for block in self._owned.get(job, ()):
+            if self.owners.get(block) == job:
+                self.quarantined[block] = self.owners.pop(block)
 
     def disown(self, job: str) -> None:
         """`job` has ended and no byte of it can land any more: its blocks are free."""
-        for table in (self.owners, self.quarantined):
-            for block in [b for b, holder in table.items() if holder == job]:
-                del table[block]
+        for block in self._owned.pop(job, ()):
+            for table in (self.owners, self.quarantined):
+                if table.get(block) == job:
+                    del table[block]
 
     def lend(self, blocks: NDArray[np.int64]) -> None:
         """An offer will be read from `blocks`, as others may be; raises `RangeBusy` for one that a job writes."""

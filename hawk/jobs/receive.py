@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,6 +45,9 @@ _PIPELINE = 4
 """Chunks at least into which a request falls, if they do not become smaller than"""
 _SMALL = 2 << 20
 """this many bytes, below which a chunk's own costs outweigh what overlapping saves."""
+
+_WEIGHING = 0.0003
+"""Seconds that it takes to weigh staged against direct, by planning a chunk: no more than it can save."""
 
 DEPTH = 2
 """Chunks read at a time: while one's bytes flow the next is planned and the last one finished."""
@@ -117,7 +121,6 @@ class Receiver:
             self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, least))
         self._plans, self._guess = TargetPlans(layout, request.blocks, guess), guess
         chunk = cut(layout, guess, self.chunk_limit, "jobs.chunk")[0]
-        planned = await context.planner.call(self._plans.plan, chunk)
         if context.mode == "staged" and (memory is None or memory.move_support is MoveSupport.NONE):
             raise InvalidArgument(
                 "staged needs a memory that moves bytes inside its channels",
@@ -125,6 +128,15 @@ class Receiver:
                 got="staged",
                 expected="auto or direct for a cache in this memory",
             )
+        if context.mode == "auto" and whole // layout.page_stride * capabilities.request_cost <= _WEIGHING:
+            self._result.mode = "direct"
+            # Once the request is on its way: P plans its side in the same time.
+            asyncio.get_running_loop().call_soon(self._plan_ahead, chunk)
+            return
+        if self._plans.quick(chunk):
+            planned = self._plans.plan(chunk)
+        else:
+            planned = await context.planner.call(self._plans.plan, chunk)
         decision = decide(
             planned,
             request.cache.placement,
@@ -155,6 +167,12 @@ class Receiver:
             return
         for slot in range(DEPTH):
             self._slots.put_nowait(slot)
+
+    def _plan_ahead(self, chunk: Chunk) -> None:
+        """Plans a chunk before it is there, where the plan will be remembered and is made in no time."""
+        if self._plans is not None and self._plans.keeps and self._plans.quick(chunk):
+            with contextlib.suppress(HawkError):  # said in due course, to whoever waits for this chunk
+                self._plans.plan(chunk)
 
     def begin(self, accepted: Accepted) -> None:
         """P has accepted: what will come is known now."""

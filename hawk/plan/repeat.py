@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hawk.plan.source import retile_steps
-from hawk.plan.target import target_chunk
+from hawk.plan.target import chunk_bytes, target_chunk
 from hawk.plan.tensors import placements
 from hawk.retile.rows import RowsStep
 
@@ -45,10 +45,18 @@ class TargetPlans:
         self._alike = all("layer" in t.buffers for t in dst.tensors)
         self._known: dict[tuple[int, int, int], TargetChunk] = {}
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the plan of a chunk is remembered for those like it."""
+        return self._alike
+
     def quick(self, chunk: Chunk) -> bool:
         """Whether planning this chunk, and what is derived from its runs, takes well under a millisecond."""
         known = self._known.get(_shape(chunk)) if self._alike else None
-        return known is not None and sum(len(known.runs[kind].nbytes) for kind in known.kind) < _FEW
+        if known is None:
+            pages = chunk_bytes(self._dst, self._selection, chunk) // self._dst.page_stride
+            return pages < _FEW // 8
+        return sum(len(known.runs[kind].nbytes) for kind in known.kind) < _FEW
 
     def plan(self, chunk: Chunk) -> TargetChunk:
         """The target's side of `chunk`."""

@@ -37,6 +37,9 @@ CODEC_NUMBERS = {
 SLICE_BYTES = {"c": 8 << 20, "numpy": 1 << 18}
 """Bytes of the target between two looks at the stop flag: a few milliseconds, so that cancelling is prompt."""
 
+INLINE_BYTES = 128 << 10
+"""Bytes of a chunk up to which the C core takes less time than handing the chunk to a thread would."""
+
 STREAM_BYTES = 4 << 20
 """From this size on the target is written past the caches: it will not be read before it has left them anyway."""
 
@@ -96,6 +99,10 @@ def _call(step: Step | RowsStep, regions: Sequence[U8], arena: U8) -> _Call | Ro
     return _Call.of(step, regions, arena)
 
 
+def _is_quick(step: Step | RowsStep) -> bool:
+    return not isinstance(step, RowsStep) and _core_for(step.program) == "c"
+
+
 def _spread(call: _Call | RowsCall, threads: int) -> None:
     if threads <= 1:
         call.execute(0, call.pieces_count)
@@ -137,6 +144,9 @@ class Retiler:
             a step names a region or an offset that is not there, or its pieces do not fit
         """
         work = _Work(_call(step, src_regions, arena) for step in steps)
+        if len(arena) <= INLINE_BYTES and all(_is_quick(step) for step in steps):
+            work.drain()
+            return
         futures = [self._pool.submit(work.drain) for _ in range(self.threads)]
         waits = [asyncio.wrap_future(future) for future in futures]
         cancelled: asyncio.CancelledError | None = None

@@ -59,3 +59,24 @@ def test_an_unknown_transport_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("hawk: transport: no such transport")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_many_small_jobs_are_right_and_told() -> None:
+    code = "from hawk.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "bench", "jobs", "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["correct"] is True
+    assert told["goals"] == {"embedded": 1.3, "separate": 2.5}
+    light = told["light"]["shm"]
+    assert light["first"].keys() == light["whole"].keys() == light["ratio"].keys() == told["goals"].keys()
+    assert light["ping"] > 0
+    assert all(0 < light["first"][where] <= light["whole"][where] for where in told["goals"])
+    assert told["at_once"]["shm"]["jobs"] == 20
+    assert [crowd["jobs"] for crowd in told["queued"]["shm"]] == [10, 20]

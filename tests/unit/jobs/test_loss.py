@@ -88,6 +88,10 @@ def test_an_abort_at_any_moment(faults: dict[tuple[str, int], str], after: int) 
                 assert str(task.exception()) == "enough"
                 assert made.target.owners == made.target.quarantined == {}
                 await asyncio.wait_for(made.serving.idle(), 20)
+                if entry.outcome is Outcome.CONSUMED:
+                    # It had been released when the end came, and P cannot take back what it confirmed.
+                    assert any(frame.startswith("release") for frame in made.seen)
+                    return
                 assert entry.outcome is None
                 await made.fetch(entry.claim).run()
             made.check_bytes()

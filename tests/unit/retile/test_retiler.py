@@ -19,6 +19,12 @@ from tests.unit.retile import slow
 CORES = ("numpy", "c") if native.available() else ("numpy",)
 
 
+@pytest.fixture(autouse=True)
+def threads_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunks here are small, and threads are what most tests are about."""
+    monkeypatch.setattr(cpu, "INLINE_BYTES", 0)
+
+
 @dataclass(frozen=True)
 class Step:
     program: object
@@ -58,6 +64,19 @@ async def test_a_chunk(core, threads, monkeypatch):
         await retiler.run_steps(steps, regions, arena)
         assert np.array_equal(arena, want)
         await retiler.run_steps([], regions, arena)
+
+
+@pytest.mark.skipif(not native.available(), reason="numpy takes long enough to be worth a thread")
+async def test_a_small_chunk_needs_no_thread(monkeypatch):
+    monkeypatch.setattr(cpu, "INLINE_BYTES", 1 << 20)
+    steps, regions, want = chunk()
+    arena = np.full(len(want), 0x77, np.uint8)
+    with cpu.Retiler(1) as retiler:
+        monkeypatch.setattr(retiler, "_pool", None)
+        with native.using("c"):
+            await retiler.run_steps(steps, regions, arena)
+        assert np.array_equal(arena, want)
+        monkeypatch.undo()
 
 
 async def test_errors_come_out_and_leave_the_pool_usable():
