@@ -203,6 +203,8 @@ class CompiledLayout:
                   cache, which has one block of one slot
     of_scales     whether it holds scales, those of the tensor before it
     first         the first dim of the cache that it holds
+    parts         where parts of every head are tensors of their own: these, each with its own dims and scales.  The
+                  layout itself is the first of them then in all but name and shape, which are of the whole
     """
 
     name: str
@@ -220,6 +222,7 @@ class CompiledLayout:
     per: Per = "token"
     of_scales: bool = False
     first: int = 0
+    parts: tuple[CompiledLayout, ...] = ()
 
     def piece(self, kv: int) -> CompiledPiece:
         """The piece that holds for this value of `kv`."""
@@ -266,7 +269,9 @@ class CompiledLayout:
 
     @property
     def tensors(self) -> tuple[CompiledLayout, ...]:
-        """The layout itself, and that of its scales where it has some."""
+        """The layout itself, or its parts; behind each that of its scales where it has some."""
+        if self.parts:
+            return tuple(tensor for part in self.parts for tensor in part.tensors)
         return (self,) if self.scale is None else (self, self.scale)
 
     @property
@@ -284,9 +289,11 @@ class CompiledLayout:
         found: list[tuple[int, int]] = []
         host = first = 0
         for tensor in self.tensors:
+            at = host
             if not tensor.inset:
-                host, first = first, first + tensor.buffer_count
-            found.append((host, tensor.inset))
+                at, first = first, first + tensor.buffer_count
+                host = host if tensor.of_scales else at
+            found.append((at, tensor.inset))
         return tuple(found)
 
     def fixed_term(self, kv: int, layer: int) -> int:

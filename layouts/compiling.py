@@ -57,10 +57,10 @@ class Compiler:
         for axis, extent in extents.items():
             if extent > MAX_ELEMENTS:
                 raise self._error("too large", f"shape.{axis}", short(extent), f"at most {MAX_ELEMENTS}")
-        info = self._codec(codec)
+        info = self.codec(codec)
         channels = self._channels(channels)
         align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"))
-        values = self._values(params, extents)
+        values = self.values(params, shape)
         found = [
             self._piece(i, piece, shape, extents, values, channels)
             for i, piece in enumerate(self.layout.pieces)
@@ -116,7 +116,8 @@ class Compiler:
     ) -> LayoutError:
         return LayoutError(message, field=self._where(key), got=got, expected=expected, hint=hint)
 
-    def _codec(self, codec: str | None) -> CodecInfo:
+    def codec(self, codec: str | None) -> CodecInfo:
+        """The codec of that name, or the layout's default; `LayoutError` where the layout does not hold it."""
         name = self.layout.codec if codec is None else codec
         if name not in self.layout.codecs:
             raise self._error(
@@ -138,7 +139,8 @@ class Compiler:
             raise self._error("not one channel a bank", "channels", channels, len(self.layout.banks))
         return channels
 
-    def _values(self, given: Mapping[str, int], extents: Mapping[Axis, int]) -> dict[str, int]:
+    def values(self, given: Mapping[str, int], shape: CacheShape) -> dict[str, int]:
+        """The parameters' values; `LayoutError` where one is unknown or out of range."""
         known = dict(self.layout.params)
         for name in given:
             if name not in known:
@@ -151,7 +153,7 @@ class Compiler:
                 )
         values = {}
         for name, default in known.items():
-            limit = extents[default] if isinstance(default, str) else MAX_ELEMENTS
+            limit = shape.extent(default) if isinstance(default, str) else MAX_ELEMENTS
             values[name] = bounded(
                 given.get(name, limit if isinstance(default, str) else default),
                 limit,

@@ -26,6 +26,24 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One `[[part]]`: neighbouring dims of every head that are a tensor of their own.
+
+    size      how many dims; None: all that are left
+    codec     how its elements are stored; None: as the layout is asked for
+    inside    whether its pages lie in those of the part before it, behind these; else in buffers of its own
+    piece     its order, in which `dim` counts the part's own
+    """
+
+    name: str
+    size: Arith | None
+    codec: str | None
+    inside: bool
+    piece: Piece
+    scale: Scale | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sharding:
     """How `placement.kind = "sharded"` deals pages: in shards of a matrix of pages, each wholly in one bank.
 

@@ -14,6 +14,7 @@ from hawk.layouts.grammar import show as show_number
 
 if TYPE_CHECKING:
     from hawk.layouts.compiled import Axis, CompiledLayout, CompiledPiece
+    from hawk.layouts.declared import Part, Piece, Scale
     from hawk.layouts.layout import Layout
 
 EXAMPLE = CacheShape(layers=2, heads=2, dim=64, block_size=64, blocks=4)
@@ -39,14 +40,16 @@ def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | No
         ("codec", layout.codec + (f" (or {', '.join(others)})" if others else "")),
         ("buffers", f"one for each {' and '.join(layout.buffers)}" if layout.buffers else "one"),
         ("memory", _placement(layout)),
-        ("scale", _scale(layout)),
+        ("scale", _scale(layout.scale)),
         ("params", ", ".join(f"{name} = {default}" for name, default in layout.params)),
     ]
     for piece in layout.pieces:
         where = "" if piece.kv is None else f" ({_kv_name(piece.kv)})"
-        facts += [(f"split{where}", text) for text in piece.split_texts]
-        facts += [(f"rename{where}", text) for text in piece.rename_texts]
-        facts.append((f"order{where}", piece.text))
+        facts += _of_piece(piece, where)
+    for part in layout.parts:
+        facts.append((part.name, _part(part)))
+        facts += _of_piece(part.piece, f" ({part.name})")
+        facts.append((f"scale ({part.name})", _scale(part.scale)))
     width = max(len(key) for key, value in facts if value)
     lines += [f"  {key:<{width}}  {value}" for key, value in facts if value]
     compiled = layout.compile(shape, codec=codec) if shape is not None else _example(layout, codec)
@@ -80,14 +83,27 @@ def _placement(layout: Layout) -> str:
     return f"interleaved: page i is number i // {c} of channel i % {c}{aligned}"
 
 
-def _scale(layout: Layout) -> str:
-    scale = layout.scale
+def _of_piece(piece: Piece, where: str) -> list[tuple[str, str]]:
+    return [
+        *((f"split{where}", text) for text in piece.split_texts),
+        *((f"rename{where}", text) for text in piece.rename_texts),
+        (f"order{where}", piece.text),
+    ]
+
+
+def _part(part: Part) -> str:
+    dims = "the dims that are left" if part.size is None else f"{show_number(part.size)} dims"
+    codec = "" if part.codec is None else f", {part.codec}"
+    return f"{dims}{codec}, {'behind the part before it in its pages' if part.inside else 'in buffers of its own'}"
+
+
+def _scale(scale: Scale | None) -> str:
     if scale is None:
         return ""
     if scale.order is None:
         return f"constant {scale.value:g}" if scale.place == "constant" else "in the header of each page"
     where = "in buffers of their own" if scale.place == "buffer" else "behind the elements of each page"
-    return f"{scale.codec} {where}: {scale.text}" + (
+    return f"{scale.codec} {where}: {scale.text or 'one for each'}" + (
         f", dims by {scale.group}" if "dim" in scale.text else ""
     )
 
@@ -99,11 +115,21 @@ def _kv_name(kv: int) -> str:
 def _compiled(compiled: CompiledLayout, word: str) -> list[str]:
     extents: dict[Axis, int] = {axis: compiled.shape.extent(axis) for axis in AXES}
     box = ", ".join(f"{axis} {extent}" for axis, extent in extents.items())
+    tensors = [t for t in compiled.tensors if not t.of_scales]
+    lines = [f"{word}: {box}, {', '.join(dict.fromkeys(t.codec.name for t in tensors))}"]
+    for tensor in tensors:
+        lines += _tensor(tensor, tensor.name if len(tensors) > 1 else "")
+    return lines
+
+
+def _tensor(compiled: CompiledLayout, name: str) -> list[str]:
+    extents: dict[Axis, int] = {axis: compiled.shape.extent(axis) for axis in AXES}
     size = f"{compiled.pieces[0].elements} elements in {compiled.page_bytes} bytes"
-    lines = [
-        f"{word}: {box}, {compiled.codec.name}",
+    lines = [f"  {name}: dims {compiled.first}..{compiled.first + compiled.shape.dim - 1}"] if name else []
+    lines += [
         f"  {compiled.buffer_count} buffers of {compiled.pages} pages, {compiled.channel_bytes} bytes in each channel",
-        f"  a page is {size}; the next in its channel begins {compiled.page_stride} bytes on",
+        f"  a page is {size}; the next in its channel begins {compiled.page_stride} bytes on"
+        + (f", each {compiled.inset} bytes into one of the part before" if compiled.inset else ""),
     ]
     for piece in compiled.pieces:
         names = " and ".join(_kv_name(kv) for kv in piece.kvs)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from hawk.errors import LayoutError
 from hawk.layouts.compiled import AXES
 from hawk.layouts.compiling import Compiler, short
+from hawk.layouts.compiling_parts import compile_parts
 from hawk.layouts.reading import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hawk.layouts.compiled import Axis, CacheShape, CompiledLayout
-    from hawk.layouts.declared import Piece, Placement, Scale, Sharding
+    from hawk.layouts.declared import Part, Piece, Placement, Scale, Sharding
 
 MAX_TEXT = 16384
 
@@ -37,6 +38,7 @@ class Layout:
     params                   defaults of the parameters: a number, or the axis whose extent it is
     pieces                   orders, one for all or one for each value of kv
     scale                    what elements of eight bits are multiplied by, or None
+    parts                    parts of a head that are tensors of their own; then `pieces` is empty, `scale` None
     text, origin             the TOML itself, and where it came from (for messages; not compared)
     """
 
@@ -54,6 +56,7 @@ class Layout:
     params: tuple[tuple[str, int | Axis], ...]
     pieces: tuple[Piece, ...]
     scale: Scale | None
+    parts: tuple[Part, ...]
     text: str = field(repr=False)
     origin: str = field(default="", compare=False)
 
@@ -106,4 +109,6 @@ class Layout:
         declaration's defaults.  Raises `LayoutError` that names the digit where the order is no bijection for
         this shape, is no sum of digits of single axes, or does not fit the codec's groups.
         """
+        if self.parts:
+            return compile_parts(self, shape, codec, channels, align, params or {})
         return Compiler(self).compile(shape, codec, channels, align, params or {})

@@ -23,6 +23,7 @@ from hawk.layouts.grammar import (
     parse_rename,
     parse_split,
 )
+from hawk.layouts.reading_parts import read_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,7 +50,7 @@ class Reader:
     def fields(self) -> dict[str, Any]:
         """All fields but the text and its origin; raises `LayoutError`."""
         top = self.tables
-        self._keys(
+        self.keys(
             top,
             "",
             (
@@ -63,28 +64,30 @@ class Reader:
                 "placement",
                 "params",
                 "piece",
+                "part",
                 "scale",
             ),
         )
-        name = self._string(top, "name")
+        name = self.string(top, "name")
         if not _NAME.match(name):
-            raise self._error(
+            raise self.error(
                 "this cannot name a layout", "name", name, "at most 64 of a-z, 0-9, and . _ - / between them"
             )
-        codec = self._string(top, "codec")
+        codec = self.string(top, "codec")
         codecs = tuple(self._strings(top, "codecs", [codec]))
         for key, value in (("codec", codec), *(("codecs", c) for c in codecs)):
             if value not in CODECS:
-                raise self._error("unknown codec", key, value, ", ".join(CODECS), nearest(value, CODECS))
+                raise self.error("unknown codec", key, value, ", ".join(CODECS), nearest(value, CODECS))
         if codec not in codecs:
-            raise self._error(
+            raise self.error(
                 "the default codec is not among the allowed ones", "codec", codec, ", ".join(codecs)
             )
         kind, channels, banks, sharding = self._placement(top)
+        parts = read_parts(self, top, codecs) if "part" in top else ()
         return {
             "name": name,
-            "summary": self._string(top, "summary", ""),
-            "source": self._string(top, "source", ""),
+            "summary": self.string(top, "summary", ""),
+            "source": self.string(top, "source", ""),
             "codec": codec,
             "codecs": codecs,
             "buffers": self._buffers(top),
@@ -94,13 +97,15 @@ class Reader:
             "banks": banks,
             "sharding": sharding,
             "params": self._params(top),
-            "pieces": self._pieces(top),
-            "scale": self._scale(top, codecs),
+            "pieces": () if "part" in top else self._pieces(top),
+            "scale": self.scale(top, codecs),
+            "parts": parts,
         }
 
-    def _error(
+    def error(
         self, message: str, key: str, got: object = None, expected: object = None, hint: str | None = None
     ) -> LayoutError:
+        """An error that names the origin and the key."""
         return LayoutError(
             message,
             field=f"{self.origin}: {key}",
@@ -109,29 +114,29 @@ class Reader:
             hint=hint,
         )
 
-    def _keys(self, table: Mapping[str, Any], prefix: str, known: Iterable[str]) -> None:
+    def keys(self, table: Mapping[str, Any], prefix: str, known: Iterable[str]) -> None:
+        """Refuses a key of `table` that is not known."""
         for key in table:
             if key not in known:
                 where = prefix + (key if is_name(key) else short(key))
                 if not prefix and key in PIECE_KEYS:
-                    raise self._error(
+                    raise self.error(
                         "this belongs to a piece", where, hint=f"Write [[piece]] on a line above {key}"
                     )
-                raise self._error("unknown key", where, None, ", ".join(known), nearest(key, known))
+                raise self.error("unknown key", where, None, ", ".join(known), nearest(key, known))
 
-    def _string(
-        self, table: Mapping[str, Any], key: str, default: str | None = None, prefix: str = ""
-    ) -> str:
+    def string(self, table: Mapping[str, Any], key: str, default: str | None = None, prefix: str = "") -> str:
+        """One line of text; without a default it has to be there."""
         value = table.get(key, default)
         if not isinstance(value, str) or (not value and default is None):
-            raise self._error(
+            raise self.error(
                 "missing" if value is None else "of the wrong kind",
                 prefix + key,
                 value,
                 "a string that is not empty",
             )
         if not value.isprintable():
-            raise self._error(
+            raise self.error(
                 "holds characters that cannot be printed", prefix + key, value, "one line of text"
             )
         return value
@@ -139,15 +144,15 @@ class Reader:
     def _strings(self, table: Mapping[str, Any], key: str, default: list[str], prefix: str = "") -> list[str]:
         value = table.get(key, default)
         if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-            raise self._error("of the wrong kind", prefix + key, value, "a list of strings that is not empty")
+            raise self.error("of the wrong kind", prefix + key, value, "a list of strings that is not empty")
         if len(set(value)) != len(value):
-            raise self._error("a name comes twice", prefix + key, value)
+            raise self.error("a name comes twice", prefix + key, value)
         return value
 
     def _placement(self, top: Mapping[str, Any]) -> tuple[Placement, int, tuple[int, ...], Sharding | None]:
         table = top.get("placement", {"kind": "linear"})
         if not isinstance(table, dict):
-            raise self._error("of the wrong kind", "placement", table, "a table")
+            raise self.error("of the wrong kind", "placement", table, "a table")
         kind = table.get("kind")
         known: dict[str, tuple[str, ...]] = {
             "linear": ("channels",),
@@ -155,13 +160,13 @@ class Reader:
             "sharded": ("channels", "banks", "shard", "orientation"),
         }
         if not isinstance(kind, str) or kind not in known:
-            raise self._error(
+            raise self.error(
                 "unknown placement", "placement.kind", kind, ", ".join(known), nearest(str(kind), known)
             )
-        self._keys(table, "placement.", ("kind", *known[kind]))
+        self.keys(table, "placement.", ("kind", *known[kind]))
         if kind == "linear":
             if table.get("channels", 1) != 1:
-                raise self._error(
+                raise self.error(
                     "a linear layout has one channel", "placement.channels", table["channels"], 1
                 )
             return "linear", 1, (), None
@@ -170,7 +175,7 @@ class Reader:
             table.get("channels", len(banks) or None), MAX_CHANNELS, f"{self.origin}: placement.channels"
         )
         if banks and channels != len(banks):
-            raise self._error("not one channel a bank", "placement.channels", channels, len(banks))
+            raise self.error("not one channel a bank", "placement.channels", channels, len(banks))
         if kind == "interleaved":
             return "interleaved", channels, (), None
         return "sharded", channels, banks, self._sharding(table)
@@ -178,20 +183,18 @@ class Reader:
     def _banks(self, table: Mapping[str, Any]) -> tuple[int, ...]:
         banks = table.get("banks", [])
         if not isinstance(banks, list) or len(banks) > MAX_CHANNELS or ("banks" in table and not banks):
-            raise self._error("of the wrong kind", "placement.banks", banks, "a list of memory channels")
+            raise self.error("of the wrong kind", "placement.banks", banks, "a list of memory channels")
         for i, bank in enumerate(banks):
             if not isinstance(bank, int) or isinstance(bank, bool) or not 0 <= bank < MAX_CHANNELS:
-                raise self._error(
-                    "no memory channel", f"placement.banks[{i}]", bank, f"0..{MAX_CHANNELS - 1}"
-                )
+                raise self.error("no memory channel", f"placement.banks[{i}]", bank, f"0..{MAX_CHANNELS - 1}")
         if len(set(banks)) != len(banks):
-            raise self._error("a bank comes twice", "placement.banks", banks)
+            raise self.error("a bank comes twice", "placement.banks", banks)
         return tuple(banks)
 
     def _sharding(self, table: Mapping[str, Any]) -> Sharding:
         shard = table.get("shard")
         if not isinstance(shard, list) or len(shard) != 2:
-            raise self._error(
+            raise self.error(
                 "of the wrong kind", "placement.shard", shard, "pages down and pages across, as a list of two"
             )
         sizes: list[Arith] = []
@@ -203,17 +206,16 @@ class Reader:
                 sizes.append(Number(self._number(size, key)))
         orientation = table.get("orientation", "row")
         if orientation not in ("row", "column"):
-            raise self._error(
-                "unknown orientation", "placement.orientation", orientation, '"row" or "column"'
-            )
+            raise self.error("unknown orientation", "placement.orientation", orientation, '"row" or "column"')
         return Sharding(sizes[0], sizes[1], down=orientation == "column")
 
-    def _scale(self, top: Mapping[str, Any], codecs: Iterable[str]) -> Scale | None:
+    def scale(self, top: Mapping[str, Any], codecs: Iterable[str], where: str = "") -> Scale | None:
+        """The table `scale` of a layout or of a part of it."""
         if "scale" not in top:
             return None
         table = top["scale"]
         if not isinstance(table, dict):
-            raise self._error("of the wrong kind", "scale", table, "a table")
+            raise self.error("of the wrong kind", f"{where}scale", table, "a table")
         place = table.get("place")
         known: dict[str, tuple[str, ...]] = {
             "buffer": ("dtype", "order", "group", "buffers"),
@@ -222,56 +224,64 @@ class Reader:
             "header": (),
         }
         if not isinstance(place, str) or place not in known:
-            raise self._error(
-                "unknown place", "scale.place", place, ", ".join(known), nearest(str(place), known)
+            raise self.error(
+                "unknown place", f"{where}scale.place", place, ", ".join(known), nearest(str(place), known)
             )
-        self._keys(table, "scale.", ("place", *known[place]))
+        self.keys(table, f"{where}scale.", ("place", *known[place]))
         plain = [name for name in codecs if CODECS[name].group == 1]
         if place == "header":
             if plain:
-                raise self._error(
-                    "this codec has no scales in a header", "scale.place", plain[0], "grouped codecs"
+                raise self.error(
+                    "this codec has no scales in a header", f"{where}scale.place", plain[0], "grouped codecs"
                 )
             return Scale("header")
         if not any(CODECS[name].bits == 8 for name in plain):
-            raise self._error(
-                "no codec here has scales", "scale", ", ".join(codecs), "one of eight bits an element"
+            raise self.error(
+                "no codec here has scales", f"{where}scale", ", ".join(codecs), "one of eight bits an element"
             )
         if place == "constant":
-            return Scale("constant", value=self._factor(table.get("value")))
-        codec = self._string(table, "dtype", prefix="scale.")
+            return Scale("constant", value=self._factor(table.get("value"), f"{where}scale.value"))
+        codec = self.string(table, "dtype", prefix=f"{where}scale.")
         if codec not in ("fp32", "bf16", "fp16"):
-            raise self._error("no type of scales", "scale.dtype", codec, "fp32, bf16, fp16")
-        group = bounded(table.get("group", 0) or MAX_ELEMENTS, MAX_ELEMENTS, f"{self.origin}: scale.group")
+            raise self.error("no type of scales", f"{where}scale.dtype", codec, "fp32, bf16, fp16")
+        group = bounded(
+            table.get("group", 0) or MAX_ELEMENTS, MAX_ELEMENTS, f"{self.origin}: {where}scale.group"
+        )
         # Without an order there is one scale for all that a buffer holds.
-        text = self._string(table, "order", prefix="scale.") if "order" in table or place == "page" else ""
+        text = (
+            self.string(table, "order", prefix=f"{where}scale.")
+            if "order" in table or place == "page"
+            else ""
+        )
         return Scale(
             "page" if place == "page" else "buffer",
             codec=codec,
-            order=parse_order(text, f"{self.origin}: scale.order") if text else Order((), (), cut=False),
+            order=parse_order(text, f"{self.origin}: {where}scale.order")
+            if text
+            else Order((), (), cut=False),
             text=text,
             group=group,
-            buffers=self._buffers(table, "scale.") if "buffers" in table else None,
+            buffers=self._buffers(table, f"{where}scale.") if "buffers" in table else None,
         )
 
-    def _factor(self, value: object) -> float:
+    def _factor(self, value: object, key: str) -> float:
         expected = "a number from 2^-100 to 2^100 that binary32 holds"
         if (
             isinstance(value, bool)
             or not isinstance(value, (int, float))
             or not 2.0**-100 <= value <= 2.0**100
         ):
-            raise self._error("no scale", "scale.value", value, expected)
+            raise self.error("no scale", key, value, expected)
         (stored,) = struct.unpack("<f", struct.pack("<f", value))
         if stored != value:
-            raise self._error("no scale", "scale.value", value, f"{expected}, such as {stored!r}")
+            raise self.error("no scale", key, value, f"{expected}, such as {stored!r}")
         return float(value)
 
     def _buffers(self, table: Mapping[str, Any], prefix: str = "") -> tuple[Axis, ...]:
-        words = self._string(table, "buffers", "", prefix).split()
+        words = self.string(table, "buffers", "", prefix).split()
         for word in words:
             if word not in ("layer", "kv"):
-                raise self._error(
+                raise self.error(
                     "this axis cannot select buffers",
                     f"{prefix}buffers",
                     word,
@@ -279,20 +289,20 @@ class Reader:
                     nearest(word, ("layer", "kv")),
                 )
         if len(set(words)) != len(words):
-            raise self._error("a name comes twice", f"{prefix}buffers", " ".join(words))
+            raise self.error("a name comes twice", f"{prefix}buffers", " ".join(words))
         return tuple(axis for axis in AXES if axis in words)
 
     def _params(self, top: Mapping[str, Any]) -> tuple[tuple[str, int | Axis], ...]:
         table = top.get("params", {})
         if not isinstance(table, dict) or len(table) > MAX_PARAMS:
-            raise self._error(
+            raise self.error(
                 "of the wrong kind", "params", table, f"a table of at most {MAX_PARAMS} defaults"
             )
         found: list[tuple[str, int | Axis]] = []
         for name, default in table.items():
             key = f"params.{name if is_name(name) else short(name)}"
             if not is_name(name) or name in AXES:
-                raise self._error(
+                raise self.error(
                     "this cannot name a parameter", key, name, "letters, digits and _, and not an axis"
                 )
             axes = [axis for axis in AXES if axis == default]
@@ -301,7 +311,7 @@ class Reader:
 
     def _number(self, value: object, key: str) -> int:
         if isinstance(value, str):
-            raise self._error(
+            raise self.error(
                 "unknown axis", key, value, "a number or one of " + ", ".join(AXES), nearest(value, AXES)
             )
         return bounded(value, MAX_ELEMENTS, f"{self.origin}: {key}")
@@ -313,13 +323,13 @@ class Reader:
             or not 1 <= len(tables) <= MAX_PIECES
             or not all(isinstance(t, dict) for t in tables)
         ):
-            raise self._error(
+            raise self.error(
                 "missing or of the wrong kind", "piece", tables, f"1 to {MAX_PIECES} tables [[piece]]"
             )
-        pieces = [self._piece(table, f"piece[{i}].") for i, table in enumerate(tables)]
+        pieces = [self.piece(table, f"piece[{i}].") for i, table in enumerate(tables)]
         held = [piece.kv for piece in pieces]
         if len(set(held)) != len(held) or (None in held and len(held) > 1):
-            raise self._error(
+            raise self.error(
                 "two pieces hold the same values of kv",
                 "piece",
                 None,
@@ -327,16 +337,17 @@ class Reader:
             )
         return tuple(pieces)
 
-    def _piece(self, table: Mapping[str, Any], prefix: str) -> Piece:
-        self._keys(table, prefix, PIECE_KEYS)
+    def piece(self, table: Mapping[str, Any], prefix: str) -> Piece:
+        """One order, with its splits and renames."""
+        self.keys(table, prefix, PIECE_KEYS)
         kv: int | None = None
         if "where" in table:
             where = table["where"]
             known = {"kv=0": 0, "kv=1": 1}
             kv = known.get("".join(where.split())) if isinstance(where, str) else None
             if kv is None:
-                raise self._error("cannot read this condition", f"{prefix}where", where, '"kv=0" or "kv=1"')
-        text = self._string(table, "order", prefix=prefix)
+                raise self.error("cannot read this condition", f"{prefix}where", where, '"kv=0" or "kv=1"')
+        text = self.string(table, "order", prefix=prefix)
         splits = self._texts(table, "split", prefix, MAX_SPLITS)
         renames = self._texts(table, "rename", prefix, MAX_RENAMES)
         key = f"{self.origin}: {prefix}"
@@ -354,7 +365,7 @@ class Reader:
         value = table.get(key, [])
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or len(texts) > most or not all(isinstance(t, str) for t in texts):
-            raise self._error(
+            raise self.error(
                 "of the wrong kind", f"{prefix}{key}", value, f"a string, or a list of at most {most}"
             )
         return texts

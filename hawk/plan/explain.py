@@ -11,6 +11,7 @@ from hawk.plan.check import check, check_blocks, check_selection, check_source, 
 from hawk.plan.decide import Statistics, decide, direct_requests, statistics
 from hawk.plan.losses import loss, scales_told
 from hawk.plan.target import split, target_chunk
+from hawk.plan.tensors import carrier, riding
 from hawk.plan.ways import program_part, ways
 
 if TYPE_CHECKING:
@@ -83,17 +84,23 @@ class Explanation:
             lines.insert(-1, f"scales      {self.scales}")
         if self.rows:
             said = f"{self.rows} {'go' if ' ' in self.rows else 'goes'} through rows"
-            lines.insert(-1, f"retile      {said}: in two passes, where elements of several pages meet")
+            lines.insert(-1, f"retile      {said}: in two passes, for what has to meet first")
         return "\n".join(lines)
 
 
 def _placement(dst: CompiledLayout) -> str:
-    gap = f" every {dst.page_stride:,} B" if dst.page_stride != dst.page_bytes else ""
     where = f"page i in channel i % {dst.channels}" if dst.channels > 1 else "one after another"
     if dst.banks:
         where = f"in shards over banks {', '.join(map(str, dst.banks))}"
-    buffers = f"{dst.buffer_count:,} buffer{'s' if dst.buffer_count > 1 else ''}"
-    return f"{buffers} of {dst.pages:,} pages of {dst.page_bytes:,} B{gap}, {where}"
+    found = []
+    for number, host in enumerate(riding(dst)):
+        tensor = carrier(dst, number)
+        if host is None and not tensor.inset:
+            gap = f" every {tensor.page_stride:,} B" if tensor.page_stride != tensor.page_bytes else ""
+            buffers = f"{tensor.buffer_count:,} buffer{'s' if tensor.buffer_count > 1 else ''}"
+            of = " of scales" if tensor.of_scales else ""
+            found.append(f"{buffers}{of} of {tensor.pages:,} pages of {tensor.page_bytes:,} B{gap}")
+    return f"{' and '.join(found)}, {where}"
 
 
 def explain(
@@ -163,14 +170,12 @@ def _explanation(
     channel_bytes: list[int],
     decision: Decision,
 ) -> Explanation:
-    shape, codec = dst.shape, dst.codec
-    elements = selection.layers * shape.kvs * selection.tokens * selection.target_heads(dst)[1] * shape.dim
     return Explanation(
         selection=selection,
         chunks=chunks,
-        source=f"{src.name} [{src.codec.name}]",
-        target=f"{dst.name} [{codec.name}]",
-        payload=codec.page_bytes(elements),
+        source=f"{src.name} [{_codecs(src)}]",
+        target=f"{dst.name} [{_codecs(dst)}]",
+        payload=sum(_payload(t, selection, dst) for t in dst.tensors if not t.of_scales),
         nbytes=sum(s.nbytes for s in found),
         arena_bytes=sum(s.arena_bytes for s in found),
         segments=sum(s.runs for s in found),
@@ -185,6 +190,16 @@ def _explanation(
         rows=_rows(src, dst, selection),
         scales=scales_told(src, dst, selection),
     )
+
+
+def _codecs(layout: CompiledLayout) -> str:
+    return ", ".join(dict.fromkeys(t.codec.name for t in layout.tensors if not t.of_scales))
+
+
+def _payload(tensor: CompiledLayout, selection: Selection, dst: CompiledLayout) -> int:
+    """Bytes of the selected tokens as a tensor of `dst` stores them."""
+    rows = selection.layers * dst.shape.kvs * selection.tokens * selection.target_heads(dst)[1]
+    return tensor.codec.page_bytes(rows * tensor.shape.dim)
 
 
 def _rows(src: CompiledLayout, dst: CompiledLayout, selection: Selection) -> str:

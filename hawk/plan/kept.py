@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hawk.plan import pattern, pieces, source, target, types
+from hawk.plan import pattern, pieces, source, target, tensors, types, ways
 from hawk.retile import build
 
 
@@ -19,6 +19,10 @@ def forget() -> None:
         source._lines,
         target._frame,
         target.plane_runs,
+        tensors.riding,
         types._buffers,
+        ways.rows_layout,
+        ways.through_rows,
+        ways.ways,
     ):
         kept.cache_clear()

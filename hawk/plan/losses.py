@@ -60,7 +60,7 @@ def _of_way(src: CompiledLayout, dst: CompiledLayout, part: Part | None, way: Wa
     for number, b in enumerate(dst.tensors[i] for i in way.targets):
         rule = way.rules[number] if way.rules else "moved"
         if rule in ("made", "ranged"):
-            return f"scales are made anew, {said(b)} for {said(ours[0])}"
+            return f"scales are made anew, from {said(ours[0])} to {said(b)}"
         if rule == "spread":
             return _rounded(ours[0], b)
         for a in ours:

@@ -46,8 +46,9 @@ def rule(sources: tuple[CompiledLayout, ...], dst: CompiledLayout) -> Rule:
     for src in sources:
         if src.codec.name == "int8" and src.codec.factor == 1.0 and src.scale is None:
             raise _forgotten(src, dst)
-    if len(sources) == 1 and sources[0].codec.name == dst.codec.name:
-        src = sources[0]
+    src = sources[0]
+    same = (src.first, src.shape.dim) == (dst.first, dst.shape.dim)
+    if len(sources) == 1 and same and src.codec.name == dst.codec.name:
         if src.scale is not None and _alike(src, dst):
             return "moved"
         if _covers(src, dst):

@@ -25,7 +25,7 @@ from hawk.plan.check import check_selection, entries
 from hawk.plan.keep import kept
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
 from hawk.plan.scales import check_selected
-from hawk.plan.tensors import join, view
+from hawk.plan.tensors import carrier, join, riding, view
 from hawk.plan.types import Chunk, PlaneRuns, Selection, TargetChunk
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, alig
     Exact where `page_stride` is a multiple of `align`; otherwise up to `align` bytes more per plane and channel.
     """
     found = 0
-    for tensor in dst.tensors:
+    for tensor, host in zip(dst.tensors, riding(dst), strict=True):
+        if host is not None:
+            continue
         part, within, _ = view(tensor, dst, selection, chunk, _NO_BLOCKS)
         cut, heads = cut_of(tensor, part, within), heads_moved(tensor, part)
         for kv in tensor.plane_kvs:
@@ -298,10 +300,11 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
     _check_chunk(dst, blocks, selection, chunk)
     if len(dst.tensors) == 1:
         return tensor_chunk(dst, blocks, selection, chunk)
-    found = []
-    for tensor in dst.tensors:
+    found: list[TargetChunk | None] = []
+    for number, host in enumerate(riding(dst)):
+        tensor = carrier(dst, number)
         own = view(tensor, dst, selection, chunk, blocks)
-        found.append(tensor_chunk(tensor, own.blocks, own.selection, own.chunk))
+        found.append(None if host is not None else tensor_chunk(tensor, own.blocks, own.selection, own.chunk))
     return replace(join(dst, found), selection=selection, chunk=chunk)
 
 

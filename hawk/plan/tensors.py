@@ -7,6 +7,7 @@ tensor whose rows are not of tokens is planned by blocks, or as one block for th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,15 +50,49 @@ def view(
     return View(selection, chunk, blocks)
 
 
-def join(layout: CompiledLayout, chunks: Sequence[TargetChunk]) -> TargetChunk:
-    """One chunk of all tensors of `layout`, each one's planes behind those before it, in every channel."""
+@lru_cache(maxsize=128)
+def riding(layout: CompiledLayout) -> tuple[int | None, ...]:
+    """For each tensor the one whose pages it moves with, where these hold both and always move whole; else None."""
+    found: list[int | None] = []
+    host = 0
+    for number, tensor in enumerate(layout.tensors):
+        if not tensor.inset:
+            host = host if tensor.of_scales else number
+            found.append(None)
+            continue
+        first = layout.tensors[host]
+        alike = first.shape.heads == tensor.shape.heads and first.per == tensor.per
+        pages = all(first.piece(kv).page == tensor.piece(kv).page for kv in range(first.shape.kvs))
+        found.append(host if alike and pages and _whole(first) and _whole(tensor) else None)
+    return tuple(found)
+
+
+def _whole(tensor: CompiledLayout) -> bool:
+    """Whether a page is of one token and head, so that it moves whole or not at all."""
+    inside = [d for piece in tensor.pieces for d in piece.inside if d.ext > 1]
+    return all(d.axis == "dim" for d in inside)
+
+
+def carrier(layout: CompiledLayout, number: int) -> CompiledLayout:
+    """The tensor, its pages as long as all that rides in them."""
+    tensor, riders = layout.tensors[number], riding(layout)
+    ends = [t.inset + t.page_bytes for t, host in zip(layout.tensors, riders, strict=True) if host == number]
+    return replace(tensor, page_bytes=max(ends)) if ends else tensor
+
+
+def join(layout: CompiledLayout, chunks: Sequence[TargetChunk | None]) -> TargetChunk:
+    """One chunk of all tensors of `layout`, each one's planes behind those before it, in every channel.
+
+    None for a tensor that rides in another's pages.
+    """
     first = chunks[0]
+    assert first is not None
     if len(chunks) == 1:
         return first
     kind: list[int] = []
     planes: list[tuple[int, int]] = []
     runs: list[PlaneRuns] = []
-    for chunk in chunks:
+    for chunk in filter(None, chunks):
         kind += [k + len(runs) for k in chunk.kind]
         runs += chunk.runs
         planes += chunk.planes
@@ -72,9 +107,11 @@ def join(layout: CompiledLayout, chunks: Sequence[TargetChunk]) -> TargetChunk:
         kind=tuple(kind),
         runs=tuple(runs),
         base=np.ascontiguousarray(base),
-        shift=np.concatenate([chunk.shift + inset for chunk, inset in zip(chunks, insets, strict=True)]),
+        shift=np.concatenate(
+            [chunk.shift + inset for chunk, inset in zip(chunks, insets, strict=True) if chunk is not None]
+        ),
         nbytes=int(ends[-1]),
-        tensors=tuple(len(chunk.planes) for chunk in chunks),
+        tensors=tuple(0 if chunk is None else len(chunk.planes) for chunk in chunks),
     )
 
 
@@ -83,22 +120,25 @@ def parts(target: TargetChunk, blocks: I64) -> list[tuple[TargetChunk, I64]]:
     if len(target.tensors) < 2:
         return [(target, blocks)]
     found, first = [], 0
-    for layout, count in zip(target.layout.tensors, target.tensors, strict=True):
-        rows = slice(first, first + count)
+    rows = [slice(0, 0)] * len(target.tensors)
+    for number, count in enumerate(target.tensors):
+        rows[number], first = slice(first, first + count), first + count
+    for number, (layout, host) in enumerate(zip(target.layout.tensors, riding(target.layout), strict=True)):
+        own_rows = rows[number if host is None else host]
+        base = target.base[own_rows]
         own = view(layout, target.layout, target.selection, target.chunk, blocks)
         chunk = replace(
             target,
             layout=layout,
             selection=own.selection,
             chunk=own.chunk,
-            planes=target.planes[rows],
-            kind=target.kind[rows],
-            base=target.base[rows],
-            shift=target.shift[rows],
+            planes=target.planes[own_rows],
+            kind=target.kind[own_rows],
+            base=base if host is None else base + layout.inset,
+            shift=target.shift[own_rows],
             tensors=(),
         )
         found.append((chunk, own.blocks))
-        first += count
     return found
 
 

@@ -119,7 +119,8 @@ def ways(src: CompiledLayout, dst: CompiledLayout, part: Part | None) -> tuple[W
     for sources, targets in _paired(src, dst):
         ours = tuple(src.tensors[i] for i in sources)
         rules = tuple(rule(ours, dst.tensors[i]) for i in targets)
-        if len(targets) == 1 and (rules == ("moved",) or (rules == ("none",) and ours[0].scale is None)):
+        kept = rules == ("moved",) or (rules == ("none",) and ours[0].scale is None)
+        if len(sources) == len(targets) == 1 and kept:
             pairs = [(sources[0], targets[0])]
             if rules == ("moved",):
                 pairs.append((sources[0] + 1, targets[0] + 1))

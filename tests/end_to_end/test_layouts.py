@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hawk import convert
 from hawk.cache import CacheSpec, KVCache
 from hawk.errors import HawkError
 from hawk.layouts import CompiledLayout, Layout, load
@@ -126,6 +127,39 @@ async def test_shards_arrive_in_the_banks_that_are_named(
     text = load("tenstorrent/kv-sharded").text.replace("[0, 1, 2, 3, 4, 5, 6, 7]", "[6, 1, 3]")
     dst = c.target_spec(layout=Layout.from_toml(text), params={"R": 32})
     await move(prefill, decoders.get("tcp", mode), c.source_spec(layout="vllm/lbnhc"), dst)
+
+
+async def test_latents_leave_their_rows_and_scales(prefill: AgentProcess, decoders: Decoders) -> None:
+    """Rows of 656 bytes into tensors of latents and of rope over eight channels, read under their scales on the way."""
+    src = CacheSpec(2, 1, 576, 16, 20, "vllm/mla-fp8", kvs=1)
+    apart = load("flashinfer/mla").text.replace("[params]", INTERLEAVED + "[params]")
+    dst = CacheSpec(2, 1, 576, 32, 9, Layout.from_toml(apart), kvs=1)
+    async with clients(prefill, decoders.get("tcp", "direct")) as (hp, hd):
+        device, source = await hd.allocate(dst, memory="npu8"), KVCache.alloc(src)
+        rows = load("vllm/mla").compile(src.shape)
+        words = np.random.default_rng(3).integers(0x3C00, 0x4400, (2, 1, 20, 16, 1, 576)).astype(np.uint16)
+        packed = convert.convert(words, rows, src.compile())
+        for buffer, row in zip(source.buffers, packed.reshape(2, -1), strict=True):
+            buffer[:] = row
+        cache = await hp.register(source)
+        table, into = np.arange(13)[::-1].copy(), np.array([4, 0, 5, 2, 8, 1, 7])
+        offer = await hp.offer("r", cache, table, tokens=TOKENS)
+        for channel in device.channels:
+            channel[:] = 0
+        await hd.fetch(offer, into=device, blocks=into, timeout="20s")
+        wide = load("contiguous/bhsd").compile(src.shape, codec="fp32")
+        meant = convert.convert(packed, src.compile(), wide).view(np.uint32).reshape(2, 1, 20, 1, 16, 576)
+        want = put(meant, table, into, 9, 32)
+        buffers = [
+            buffer
+            for part in device.layout.parts
+            for buffer in moving.buffers_of(part, want[..., part.first : part.first + part.shape.dim])
+        ]
+        for base, buffer in zip(device.offsets, buffers, strict=True):
+            for channel, right in zip(device.channels, buffer, strict=True):
+                assert np.array_equal(channel[base : base + len(right)], right)
+        await device.release()
+        await cache.release()
 
 
 async def test_banks_that_the_memory_does_not_have(decoders: Decoders, prefill: AgentProcess) -> None:

@@ -125,3 +125,17 @@ def indexer(elements: np.ndarray, scales: np.ndarray) -> np.ndarray:
     codes = fp8_bytes(elements).reshape(layers, blocks, -1)
     beside = np.ascontiguousarray(scales, np.float32).reshape(layers, blocks, -1).view(np.uint8)
     return np.concatenate([codes, beside.reshape(layers, blocks, -1)], axis=-1)
+
+
+def flashinfer_mla(x: np.ndarray, latents: int) -> list[np.ndarray]:
+    """ckv (pages, page_size, 512) of every layer, then kpe (pages, page_size, 64) of every layer."""
+    one = x[:, 0, :, 0]
+    return [np.ascontiguousarray(t) for part in (one[..., :latents], one[..., latents:]) for t in part]
+
+
+def mla_fp8(elements: np.ndarray, scales: np.ndarray, rope: np.ndarray) -> np.ndarray:
+    """(layers, blocks, block_size, 656): a token's latents in E4M3, their float32 scales, its rope in bf16."""
+    codes = fp8_bytes(elements)[:, 0, :, 0]
+    beside = np.ascontiguousarray(scales[:, 0, :, 0], np.float32).view(np.uint8)
+    words = (np.ascontiguousarray(rope[:, 0, :, 0]).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return np.concatenate([codes, beside, words], axis=-1)

@@ -162,7 +162,8 @@ def test_each_has_a_reference():
     """A layout that is added without one fails here."""
     others = {
         "ascend/nz", "mla/interleaved", "tenstorrent/kv", "tenstorrent/kv-hf", "tenstorrent/kv-one-buffer",
-        "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/mla", "vllm/mla-indexer", "vllm/nhd-fp8",
+        "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/mla", "vllm/mla-indexer", "vllm/mla-fp8",
+        "vllm/nhd-fp8", "flashinfer/mla",
         "xla/tiled-16bit", "xla/tiled-8bit",
     }  # fmt: skip
     assert set(names()) == {*PLAIN, *others}
