@@ -304,13 +304,23 @@ class CompiledLayout:
                 total += int(_term(piece.page, axis, np.asarray([index], dtype=np.int64))[0])  # type: ignore[arg-type]
         return total
 
+    def _part_of(self, dim: int) -> int:
+        """Number of the tensor that holds elements of this dim."""
+        held = [i for i, t in enumerate(self.tensors) if not t.of_scales and t.first <= dim]
+        return held[-1]
+
     def locate(
         self, layer: int, kv: int, head: int, block: int, slot: int, dim: int
     ) -> tuple[int, int, int, int]:
         """Where one element lies: (buffer, channel, byte offset of its page there, position in the page).
 
-        Slow: for people and tests.
+        Of a layout in parts it is the buffer among all of the cache's.  Slow: for people and tests.
         """
+        if self.parts:
+            found = self._part_of(dim)
+            tensor, (first, inset) = self.tensors[found], self.places[found]
+            buffer, channel, begin, position = tensor.locate(layer, kv, head, block, slot, dim - tensor.first)
+            return first + buffer, channel, begin + inset, position
         piece = self.piece(kv)
         index: dict[Axis, int] = {
             "layer": layer,

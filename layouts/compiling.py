@@ -53,10 +53,7 @@ class Compiler:
         params: Mapping[str, int],
     ) -> CompiledLayout:
         """The compiled form; `LayoutError` where there is none."""
-        extents: dict[Axis, int] = {axis: shape.extent(axis) for axis in AXES}
-        for axis, extent in extents.items():
-            if extent > MAX_ELEMENTS:
-                raise self._error("too large", f"shape.{axis}", short(extent), f"at most {MAX_ELEMENTS}")
+        extents = self.extents(shape)
         info = self.codec(codec)
         channels = self._channels(channels)
         align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"))
@@ -107,6 +104,14 @@ class Compiler:
             banks=self.layout.banks,
             scale=scale,
         )
+
+    def extents(self, shape: CacheShape) -> dict[Axis, int]:
+        """The extents of all axes; `LayoutError` where one is beyond all measure."""
+        extents: dict[Axis, int] = {axis: shape.extent(axis) for axis in AXES}
+        for axis, extent in extents.items():
+            if extent > MAX_ELEMENTS:
+                raise self._error("too large", f"shape.{axis}", short(extent), f"at most {MAX_ELEMENTS}")
+        return extents
 
     def _where(self, key: str) -> str:
         return f"{self.layout.name}: {key}"

@@ -27,6 +27,7 @@ def compile_parts(
 ) -> CompiledLayout:
     """The compiled form of a layout in parts; arguments and errors as of `Layout.compile`."""
     whole = Compiler(layout)
+    whole.extents(shape)
     chosen = whole.codec(codec).name
     values = whole.values(params, shape)
     align = bounded(layout.align if align is None else align, MAX_ALIGN, f"{layout.name}: align")

@@ -38,6 +38,8 @@ SHAPE = CacheShape(layers=2, heads=2, dim=32, block_size=4, blocks=3)
 OF_ITS_OWN = {
     "mla/interleaved": CacheShape(layers=2, heads=1, dim=576, block_size=4, blocks=3, kvs=1),
     "tenstorrent/kv-sharded": CacheShape(layers=2, heads=2, dim=128, block_size=64, blocks=3),
+    "flashinfer/mla": CacheShape(layers=2, heads=1, dim=576, block_size=4, blocks=3, kvs=1),
+    "vllm/mla-fp8": CacheShape(layers=2, heads=1, dim=576, block_size=4, blocks=3, kvs=1),
 }
 """Shapes for layouts that do not hold every one."""
 
@@ -205,7 +207,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="u
 
 def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):
     """The newcomer's file and test are run as they stand, and the test fails once the file is wrong."""
-    text, rotary, sharded, scale = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    text, rotary, parted, sharded, scale = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     shape = CacheShape(layers=2, heads=4, dim=128, block_size=64, blocks=4)
     assert Layout.from_toml(text).compile(shape).pages == 4 * 4 * 8
@@ -232,6 +234,8 @@ def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):
         CacheShape(layers=2, heads=4, dim=128, block_size=64, blocks=4, kvs=1)
     )
     assert keys.pieces[0] == load("tenstorrent/kv").compile(shape).pieces[0]
+    latent = CacheShape(layers=2, heads=1, dim=576, block_size=64, blocks=4, kvs=1)
+    assert Layout.from_toml('name = "t"\n' + parted).compile(latent).page_stride == 656
     order = '[[piece]]\norder = "block head slot/32 dim/32 | slot%32 dim%32"\n'
     assert Layout.from_toml(head + sharded + order).compile(shape).banks == (4, 5, 6, 7)
     rows = '[[piece]]\norder = "block | slot head dim"\n'
@@ -263,16 +267,18 @@ def test_a_drawing_tells_the_truth(name):
     ):
         assert word in text
     tables = [i for i, line in enumerate(lines) if line.strip().startswith("slot / dim")]
-    assert len(tables) == len(compiled.pieces)
-    for piece, first in zip(compiled.pieces, tables, strict=True):
+    drawn = [(t, piece) for t in compiled.tensors if not t.of_scales for piece in t.pieces]
+    assert len(tables) == len(drawn)
+    for (tensor, piece), first in zip(drawn, tables, strict=True):
         dims = [int(word) for word in lines[first].split()[3:]]
         assert dims[0] == 0
-        assert dims[-1] == shape.dim - 1
+        assert dims[-1] == tensor.shape.dim - 1
         for line in lines[first + 1 : first + 3]:
             slot, *cells = line.split()
             for dim, cell in zip(dims, cells, strict=True):
-                _, channel, at, position = compiled.locate(0, piece.kvs[0], 0, 0, int(slot), dim)
-                page = at // compiled.page_stride * compiled.channels + channel
+                where = compiled.locate(0, piece.kvs[0], 0, 0, int(slot), tensor.first + dim)
+                _, channel, at, position = where
+                page = at // tensor.page_stride * tensor.channels + channel
                 assert cell == f"{page}:{position}"
 
 

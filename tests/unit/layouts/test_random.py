@@ -62,7 +62,8 @@ def written(draw: st.DrawFn) -> str:
 
 
 layouts = st.one_of(
-    st.sampled_from(names()).map(load),
+    # Scales, and parts of heads, are tensors of their own; they have tests of their own.
+    st.sampled_from([load(n) for n in names() if load(n).scale is None and not load(n).parts]),
     written().map(Layout.from_toml),
     whole_orders().map(
         lambda order: Layout.from_toml(f'name = "t"\ncodec = "bf16"\n[[piece]]\norder = "{order}"\n')
