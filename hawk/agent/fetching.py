@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hawk.agent.core import Agent
     from hawk.agent.sessions import Session
     from hawk.control.messages import LocalMessage
+    from hawk.jobs.caches import CacheEntry
     from hawk.jobs.ledger import Entry
 
 log = get_log("hawk.agent.fetching")
@@ -228,6 +229,13 @@ async def abort(session: Session, job_id: str) -> None:
     if job.state is not State.READY:
         job.stop(Aborted("the client ended the fetch", by="the client"))
     await asyncio.wait({task})
+
+
+def stop_into(session: Session, cache: CacheEntry, error: HawkError) -> None:
+    """Tells every fetch into a cache to end; the cache is gone when no byte of any can land any more."""
+    for job, _ in session.fetches.values():
+        if job.request.cache is cache and job.state is not State.READY:
+            job.stop(error)
 
 
 async def stop_all(session: Session, error: HawkError) -> None:

@@ -232,6 +232,7 @@ class Service:
                 agent.caches.close(entry)
                 gone = Aborted("the prefill side released the cache", by="the prefill side")
                 offering.withdraw_all(agent, entry, gone)
+                fetching.stop_into(session, entry, Aborted("the client released the cache", by="the client"))
                 await entry.gone.wait()
             case Offer():
                 return offering.offer(agent, session, message)
