@@ -159,6 +159,27 @@ class ArenaConfig:
     )
 
 
+def _pattern(value: str) -> str | None:
+    if not value:
+        return None
+    tcp = _split_tcp(value.replace("{name}", "name"))
+    return None if tcp and tcp[1] > 0 and "{name}" in value else '"tcp://HOST:PORT" with {name} in it'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryConfig:
+    """`[discovery]`: where peers are.  Those in `[peers]` may be at host names, too."""
+
+    dns: str = option(
+        "",
+        'Where peers are that [peers] does not name, such as "tcp://{name}.hawk.svc:7400"; empty: nowhere, unless a '
+        "ticket says it.",
+        check=_pattern,
+    )
+    ttl: Duration = option(30.0, "How long a host's address is used before it is looked up again.", minimum=1)
+    timeout: Duration = option(5.0, "How long a lookup may take.", minimum=0.1, maximum=60)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingConfig:
     """`[staging]`: where the receiving side gathers what is then moved inside its channels."""
@@ -239,6 +260,7 @@ class Config:
     transport: TransportConfig = field(default_factory=TransportConfig)
     memory: Mapping[str, MemoryConfig] = field(default_factory=dict)
     arena: ArenaConfig = field(default_factory=ArenaConfig)
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     staging: StagingConfig = field(default_factory=StagingConfig)
     retile: RetileConfig = field(default_factory=RetileConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
@@ -251,6 +273,7 @@ SECTIONS: dict[str, type[Any]] = {
     "security": SecurityConfig,
     "transport": TransportConfig,
     "arena": ArenaConfig,
+    "discovery": DiscoveryConfig,
     "staging": StagingConfig,
     "retile": RetileConfig,
     "jobs": JobsConfig,

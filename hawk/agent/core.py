@@ -16,7 +16,7 @@ from hawk.agent.draining import Drainer
 from hawk.agent.limits import Limits
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
-from hawk.control.discovery import StaticPeers
+from hawk.control.dns import DnsPeers
 from hawk.control.frames import generation
 from hawk.control.keys import load_pair, load_peers
 from hawk.control.messages import Hello, Welcome
@@ -264,7 +264,13 @@ class Agent:
         self._stack.push_async_callback(self.serving.close)
         links = Links(self.transports)
         self._stack.push_async_callback(links.close)
-        self.directory = StaticPeers(config.peers)
+        self.directory = DnsPeers(
+            config.peers,
+            config.discovery.dns,
+            ttl=config.discovery.ttl,
+            timeout=config.discovery.timeout,
+        )
+        self._stack.push_async_callback(self.directory.close)
         self.peers = Peers(
             self.sockets,
             self.directory,

@@ -22,6 +22,14 @@ class Directory(ABC):
         Raises `UnknownPeer` if there is none.  Bounded in time by the implementation.
         """
 
+    def lost(self, name: str) -> None:
+        """The peer was not where `resolve` said, or is there no more; a hint to look again next time."""
+        return
+
+    @abstractmethod
+    def replace(self, peers: Mapping[str, str]) -> None:
+        """The table of configured peers is another from now on."""
+
     def configured(self) -> dict[str, str]:
         """The peers that are known beforehand, by name, and where they are said to be; for lists."""
         return {}

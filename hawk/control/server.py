@@ -34,6 +34,9 @@ T = TypeVar("T")
 _FRAMES = 2
 """A header and a body."""
 
+_MISSED = 2
+"""Beats without a frame after which a peer is asked whether its connection still stands."""
+
 
 @dataclass(slots=True)
 class Peer:
@@ -265,6 +268,11 @@ class Server(Generic[T]):
         self._timer = asyncio.get_running_loop().call_later(self._beat.interval, self._tick)
         for peer in list(self.peers.values()):
             peer.missed += 1
+            if peer.missed > _MISSED:
+                # Of a connection that ended ZeroMQ tells only whoever sends on it.
+                self._answer(peer.identity, Kind.PING, PING.encode(Ping()))
+            if peer.identity not in self.peers:
+                continue
             if peer.missed > self._beat.most_missed:
                 error = PeerLost("the peer fell silent", peer=peer.name or None, seconds=self._beat.timeout)
                 self._gone(peer.identity, error)

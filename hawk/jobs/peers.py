@@ -61,6 +61,7 @@ class PeerSession:
         beat: Beat,
         generation: int,
         on_end: Callable[[PeerSession], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self.name = name
         self.address = address
@@ -71,6 +72,7 @@ class PeerSession:
         self.draining = False
         self._hello = hello
         self._on_end = on_end
+        self._on_lost = on_lost
         self._jobs: dict[str, tuple[Callable[[PeerMessage], None], Callable[[HawkError], None]]] = {}
         self._welcomed = asyncio.Event()
         self._refused: HawkError | None = None
@@ -184,6 +186,7 @@ class PeerSession:
     def _lost(self, error: HawkError) -> None:
         log.warning("peer lost", peer=self.name, reason=str(error))
         self._welcomed.clear()
+        self._on_lost(self.name)
         self._drop(error if isinstance(error, ControlError) else PeerLost(str(error)))
 
     def _restarted(self, old: int, new: int) -> None:
@@ -267,21 +270,37 @@ class Peers:
         """
         try:
             where = await self._directory.resolve(name)
-        except UnknownPeer:
+        except (UnknownPeer, PeerUnreachable):
             if not address:
                 raise
             where = address
+        self._leave_others(name, where)
         session = self._get(name, where)
         session.users += 1
         met = False
         try:
-            await session.ready(timeout)
+            try:
+                await session.ready(timeout)
+            except PeerUnreachable:
+                self._directory.lost(name)
+                raise
             met = True
             yield session
         finally:
             session.users -= 1
             if not met and session.users == 0:
                 # Nobody was there.  Whoever tries next begins anew, and an address from a ticket leaves nothing.
+                self._end(session)
+
+    def _leave_others(self, name: str, where: str) -> None:
+        """The peer is elsewhere now: a session with its old place that nobody uses, and nobody answers, is over."""
+        for session in self.sessions:
+            if (
+                session.name == name
+                and session.address != where
+                and not session.users
+                and session.state != "up"
+            ):
                 self._end(session)
 
     def _get(self, name: str, where: str) -> PeerSession:
@@ -298,6 +317,7 @@ class Peers:
                 self._beat,
                 self._generation,
                 self._on_end,
+                self._directory.lost,
             )
         self._sessions.move_to_end(key)
         return session

@@ -174,3 +174,13 @@ async def test_a_pause_of_ones_own_loop_is_not_the_peers_death(ends: Ends, addre
     async with asyncio.timeout(30):
         while (event := await ends.events.get())[0] != "server":
             assert event[0] == "up"
+
+
+async def test_a_connection_that_ended_is_noticed_long_before_silence_is(ends: Ends, address: str) -> None:
+    server = ends.server(address, beat=Beat(interval=0.05, timeout=3600.0))
+    channel = ends.channel(server.address)
+    await channel.up(30)
+    channel.close()
+    _, _, error = await ends.next("gone")
+    assert "not connected" in str(error)
+    assert server.peers == {}
