@@ -12,7 +12,7 @@ stretch of memory.  So a page never spans two blocks or two layers, and K and V 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -223,6 +223,18 @@ class CompiledLayout:
     of_scales: bool = False
     first: int = 0
     parts: tuple[CompiledLayout, ...] = ()
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        # Planning looks layouts up many times for each block table, and one hashes scores of digits.
+        if self._hash == 0:
+            found = hash(tuple(getattr(self, f.name) for f in fields(self) if f.compare)) or 1
+            object.__setattr__(self, "_hash", found)
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[CompiledLayout], tuple[object, ...]]:
+        # Without the hash: that of a string differs from process to process.
+        return CompiledLayout, tuple(getattr(self, f.name) for f in fields(self) if f.compare)
 
     def piece(self, kv: int) -> CompiledPiece:
         """The piece that holds for this value of `kv`."""

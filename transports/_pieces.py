@@ -61,8 +61,14 @@ def bases(regions: Sequence[Region]) -> I64:
 def cut(segments: Segments | Piece, limit: int, max_rows: int) -> Iterator[Piece]:
     """Pieces of at most `limit` bytes and `max_rows` rows, in order; a row may be cut in two.
 
-    Columns are views of the segments' own, but for the edges of rows that were cut.
+    Columns are views of the segments' own, but for the edges of rows that were cut.  A piece ends with its batch.
     """
+    batches = (segments,) if isinstance(segments, Piece) else segments.batches()
+    for batch in batches:
+        yield from _cut(batch, limit, max_rows)
+
+
+def _cut(segments: Segments | Piece, limit: int, max_rows: int) -> Iterator[Piece]:
     ends = np.cumsum(segments.nbytes)
     rows, total = len(ends), int(ends[-1])
     done = 0

@@ -55,7 +55,7 @@ from hawk.plan.target import chunk_bytes
 from hawk.plan.types import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hawk.control.messages import PeerMessage
     from hawk.jobs.admission import Place
@@ -273,7 +273,7 @@ class ServeJob(Stoppable):
         self.send(self._accepted)
         out = SourcePlans(source, offer.blocks, offer.cache.placement, target, blocks)
 
-        def plan(chunk: Chunk) -> tuple[int, list[Step]]:
+        def plan(chunk: Chunk) -> tuple[int, Sequence[Step]]:
             planned = into.plan(chunk)
             return planned.nbytes, out.plan(planned)
 
@@ -295,7 +295,7 @@ class ServeJob(Stoppable):
         number: int,
         chunk: Chunk,
         nbytes: int,
-        steps: list[Step],
+        steps: Sequence[Step],
         offer: OfferEntry,
         transport: Transport,
     ) -> None:

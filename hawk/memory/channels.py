@@ -185,7 +185,8 @@ class ChannelMemory(Memory):
             )
 
     def _check_ranges(self, ranges: ByteRanges) -> None:
-        self._check("ranges", ranges.region, ranges.start, ranges.nbytes)
+        spans = ranges.spans()
+        self._check("ranges", spans.region, spans.start, spans.nbytes)
 
     def close(self) -> None:
         """Stops a move in progress, then closes the descriptors and lets go of the mappings.

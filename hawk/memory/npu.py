@@ -65,7 +65,7 @@ class EmulatedNpu(ChannelMemory):
         await self.make_visible(ranges)
         self.flushes += 1
         self.flushed_ranges += len(ranges)
-        self.flushed_bytes += int(ranges.nbytes.sum())
+        self.flushed_bytes += ranges.total
 
     async def make_visible(self, ranges: ByteRanges) -> None:
         """The one step that depends on the device; a subclass with real write buffers overrides it.

@@ -13,7 +13,7 @@ import numpy as np
 from hawk.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,6 +76,10 @@ class Segments:
     def total(self) -> int:
         """Bytes in all rows together."""
         return int(self.nbytes.sum())
+
+    def batches(self) -> Iterator[Segments]:
+        """All rows in order, a part at a time: who moves them needs them no other way."""
+        yield self
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Segments:
@@ -143,3 +147,12 @@ class ByteRanges:
 
     def __len__(self) -> int:
         return len(self.nbytes)
+
+    @property
+    def total(self) -> int:
+        """Bytes in all rows together."""
+        return int(self.nbytes.sum())
+
+    def spans(self) -> ByteRanges:
+        """Fewer and larger ranges in the same regions that cover all rows; these rows, where there are none."""
+        return self

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from hawk.plan import pattern, pieces, source, target, tensors, types, ways
+from hawk.plan import check, pattern, pieces, source, target, tensors, types, ways
 from hawk.retile import build
+
+_MODULES = (build, check, pattern, pieces, source, target, tensors, types, ways)
 
 
 def forget() -> None:
     """Empties every cache of the planner, so that the next plan is made as if its shape had never been seen."""
-    for kept in (
-        build.build_programs,
-        pattern.fixed_terms,
-        pattern.leads,
-        pattern.pattern,
-        pieces._dealt,
-        pieces._template,
-        pieces.bound,
-        source._lines,
-        target._frame,
-        target.plane_runs,
-        tensors.riding,
-        types._buffers,
-        ways.rows_layout,
-        ways.through_rows,
-        ways.ways,
-    ):
-        kept.cache_clear()
+    for module in _MODULES:
+        for found in vars(module).values():
+            clear = getattr(found, "cache_clear", None)
+            if clear is not None:
+                clear()

@@ -48,6 +48,7 @@ class Pattern:
     channel, slot, count    channel, index of the first page in that channel counted from the block's own (page
                 // channels), and how many pages
     even        stretches of each residue where all have as many, else 0
+    most        stretches of the residue that has the most
     whole       whether all pages of all stretches move whole
     single      whether moreover each residue has as many stretches and none two of one channel
     cut         -1 where all of these pages move; else the page (one) holds neighbours' rows or heads, and only the
@@ -56,6 +57,7 @@ class Pattern:
 
     pages: int
     even: int
+    most: int
     whole: bool
     single: bool
     first: I64
@@ -237,6 +239,7 @@ def pattern(layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int] = 
     return Pattern(
         pages=len(page),
         even=max(each) if len(each) == 1 else 0,
+        most=max(each),
         whole=all_whole,
         single=all_whole and len(each) == 1 and all(len(np.unique(t[0])) == len(t[0]) for t in tables),
         first=np.cumsum([0, *(len(t[0]) for t in tables)], dtype=np.int64),

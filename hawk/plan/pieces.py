@@ -6,22 +6,25 @@ most of the columns among it, is worked out once for each pair of layouts, selec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InternalError
+from hawk.plan.bind import dealt_pieces
 from hawk.plan.keep import kept
-from hawk.plan.pattern import pattern
 from hawk.plan.target import heads_moved, plane_runs
 from hawk.plan.ways import program_part
 from hawk.retile.build import build_programs
 from hawk.retile.program import Pieces
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import Axis, CompiledLayout
+    from hawk.layouts.compiled import CompiledLayout, Digit
     from hawk.plan.types import PlaneRuns, Selection
 
     I64 = NDArray[np.int64]
@@ -45,22 +48,10 @@ class Where(NamedTuple):
 
 
 class _Template(NamedTuple):
-    """Pieces as `[rows, heads, dims]`, or flat; a *row* is an entry of the target's table and a slot in it.
+    """What no block table changes: what both sides are, and the columns of `Pieces` that are final."""
 
-    src_entry, dst_entry    entry of either table for each row, the target's counted from the first
-    src_page, dst_page      page numbers without the block's term
-    each                    pieces of an entry where all entries have the same ones, else 0
-    all_read                whether every piece reads something
-    the others              columns of `Pieces` that are final
-    """
-
-    src_entry: I64
-    dst_entry: I64
-    src_page: I64
-    dst_page: I64
-    each: int
-    all_read: bool
-    reads: NDArray[np.bool_]
+    source: _Source
+    target: _Target
     src_start: I64
     dst_start: I64
     lo: I64
@@ -68,7 +59,116 @@ class _Template(NamedTuple):
     cols: I64
 
 
-@kept(32, lambda found: found.lo.nbytes * 8)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """Pages of the source for pieces as `[rows, heads, dims]`; a *row* is an entry of the target's table and a slot.
+
+    digits      of the block in a page number
+    entry       entry of the source's table for each row
+    page        page numbers without the block's term
+    reads       whether each piece reads something
+    all_read    whether all do
+    at          `page` in bytes, where the source has one channel
+    channel     zeros, where the source has one channel
+    """
+
+    layout: CompiledLayout
+    digits: tuple[Digit, ...]
+    entry: I64
+    page: I64
+    reads: NDArray[np.bool_]
+    all_read: bool
+    at: I64
+    channel: I64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """Pages of the target for the same pieces.
+
+    digits      of the block in a page number
+    entry       entry of the target's table for each row, counted from the first
+    page        page numbers without the block's term
+    dealt       where all entries have the same pieces: channel and byte offset in it of each of them, for each residue
+                of the entry's first page, `int64[channels, each]`; else None
+    """
+
+    layout: CompiledLayout
+    digits: tuple[Digit, ...]
+    entry: I64
+    page: I64
+    dealt: tuple[I64, I64] | None
+
+
+_Terms = tuple[bytes, bytes, bytes]
+"""What slots, heads and dims each add to an address."""
+
+
+def _block_digits(layout: CompiledLayout, kv: int) -> tuple[Digit, ...]:
+    return tuple(d for d in layout.piece(kv).page if d.axis == "block")
+
+
+def _block_term(side: _Source | _Target, table: bytes) -> I64:
+    """What each entry of a table adds to the page number."""
+    block = np.frombuffer(table, np.int64)
+    total = np.zeros_like(block)
+    for d in side.digits:
+        total += block // d.div % d.ext * d.stride
+    return total
+
+
+def _summed(terms: _Terms) -> I64:
+    slots, heads, dims = (np.frombuffer(term, np.int64) for term in terms)
+    return slots[:, None, None] + heads[:, None] + dims
+
+
+def _frozen(arrays: Iterable[I64 | NDArray[np.bool_]]) -> None:
+    for array in arrays:
+        array.flags.writeable = False
+
+
+# Both sides are looked up by content, so that K and V whose pieces lie in the same pages share them.
+
+
+@kept(32, lambda side: side.page.nbytes * 3)
+def _source(
+    layout: CompiledLayout, digits: tuple[Digit, ...], entry: bytes, terms: _Terms, reads: tuple[bytes, ...]
+) -> _Source:
+    page = _summed(terms)
+    rows, heads, dims = (np.frombuffer(part, np.bool_) for part in reads)
+    read = rows[:, None, None] & heads[:, None] & dims
+    one = layout.channels == 1
+    side = _Source(
+        layout=layout,
+        digits=digits,
+        entry=np.frombuffer(entry, np.int64),
+        page=page,
+        reads=read,
+        all_read=bool(read.all()),
+        at=page * layout.page_stride if one else page[:0],
+        channel=np.zeros(page.size if one else 0, np.int64),
+    )
+    _frozen((side.page, side.reads, side.at, side.channel))
+    return side
+
+
+@kept(32, lambda side: side.page.nbytes * 3)
+def _target(
+    layout: CompiledLayout, digits: tuple[Digit, ...], entry: bytes, terms: _Terms, blocks: int
+) -> _Target:
+    page, channels, dealt = _summed(terms), layout.channels, None
+    if blocks:
+        # The block's own term is left out, so the first entry stands for all.
+        each = page.reshape(blocks, -1)[0]
+        slot, channel = np.divmod(each + np.arange(channels, dtype=np.int64)[:, None], channels)
+        dealt = channel, slot * layout.page_stride
+        _frozen(dealt)
+    side = _Target(layout, digits, np.frombuffer(entry, np.int64), page, dealt)
+    _frozen((page,))
+    return side
+
+
+@kept(32, lambda found: found.lo.nbytes * 5)
 def _template(where: Where) -> _Template:
     src, dst, kv, selection = where.src, where.dst, where.kv, where.selection
     program = build_programs(src, dst, kv, program_part(src, dst, selection))[where.number]
@@ -89,54 +189,89 @@ def _template(where: Where) -> _Template:
     head_in = program.heads < dst.shape.heads
     moved_by = selection.source_head - selection.head
     dim_in = program.dims < dst.shape.dim
-    reads = (hi > 0)[:, None, None] & head_in[:, None] & dim_in
-
-    def address(layout: CompiledLayout, inside: bool, slots: I64, heads: I64, dims: I64, first: int) -> I64:
-        piece = layout.piece(kv)
-        term = piece.inside_term if inside else piece.page_term
-
-        def along(axis: Axis, index: I64) -> I64:
-            return term(axis, index)
-
-        total = along("slot", slots) + first
-        return total[:, None, None] + along("head", heads)[:, None] + along("dim", dims)
-
     heads = np.where(head_in, program.heads + moved_by, 0)
     dims = np.where(dim_in, program.dims, 0)
     taken, into = (real % src_size, heads, dims), (slot, program.heads, program.dims)
-    src_start = address(src, True, *taken, src.first_position(kv))
+
+    def terms(layout: CompiledLayout, inside: bool, index: tuple[I64, I64, I64], first: int) -> _Terms:
+        piece = layout.piece(kv)
+        term = piece.inside_term if inside else piece.page_term
+        slots, heads, dims = index
+        return (
+            (term("slot", slots) + first).tobytes(),
+            term("head", heads).tobytes(),
+            term("dim", dims).tobytes(),
+        )
+
+    source = _source(
+        src,
+        _block_digits(src, kv),
+        (real // src_size).tobytes(),
+        terms(src, False, taken, where.src_residue),
+        ((hi > 0).tobytes(), head_in.tobytes(), dim_in.tobytes()),
+    )
+    target = _target(
+        dst,
+        _block_digits(dst, kv),
+        entry.tobytes(),
+        terms(dst, False, into, where.dst_residue),
+        where.blocks if ours.all() else 0,
+    )
+    reads, all_read = source.reads, source.all_read
 
     def spread(row: I64) -> I64:
-        return np.where(reads, row[:, None, None], 0).ravel()
+        wide = np.broadcast_to(row[:, None, None], reads.shape)
+        return (wide if all_read else np.where(reads, wide, 0)).ravel()
 
+    src_start = _summed(terms(src, True, taken, src.first_position(kv)))
     found = _Template(
-        src_entry=real // src_size,
-        dst_entry=entry,
-        src_page=address(src, False, *taken, where.src_residue),
-        dst_page=address(dst, False, *into, where.dst_residue),
-        each=reads.size // where.blocks if ours.all() else 0,
-        all_read=bool(reads.all()),
-        reads=reads,
-        src_start=np.where(reads, src_start, 0).ravel(),
-        dst_start=address(dst, True, *into, dst.first_position(kv)).ravel(),
+        source=source,
+        target=target,
+        src_start=(src_start if all_read else np.where(reads, src_start, 0)).ravel(),
+        dst_start=_summed(terms(dst, True, into, dst.first_position(kv))).ravel(),
         lo=spread(lo),
         hi=spread(hi),
         cols=np.broadcast_to(program.cols, reads.shape).ravel(),
     )
-    for value in found:
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
+    _frozen(found[2:])
     return found
 
 
-@kept(32, lambda found: found[0].nbytes * 2)
-def _dealt(where: Where) -> tuple[I64, I64]:
-    """Channel and page in it of an entry's pieces, for each residue of the entry's first page: `[channels, each]`."""
-    template, channels = _template(where), where.dst.channels
-    # The block's own term is left out, so the first entry stands for all.
-    page = template.dst_page.reshape(where.blocks, -1)[0]
-    slot, channel = np.divmod(page + np.arange(channels, dtype=np.int64)[:, None], channels)
-    return channel, slot
+@kept(16, lambda found: found[0].nbytes * 2)
+def _source_pages(side: _Source, table: bytes) -> tuple[I64, I64]:
+    """`src_channel` and `src_page` of all pieces for a block table, `int64` entries from 0 on."""
+    src = side.layout
+    term = _block_term(side, table)
+    if src.channels == 1:
+        channel, page = side.channel, side.at + (term * src.page_stride)[side.entry][:, None, None]
+    else:
+        slot, channel = np.divmod(side.page + term[side.entry][:, None, None], src.channels)
+        page = slot * src.page_stride
+        if not side.all_read:
+            channel = np.where(side.reads, channel, 0)
+    if not side.all_read:
+        page = np.where(side.reads, page, 0)
+    found = channel.ravel(), page.ravel()
+    _frozen(found)
+    return found
+
+
+@kept(16, lambda found: found[0].nbytes * 2)
+def _target_pages(
+    side: _Target, lead: int, residue: int, cut: int, heads: tuple[int, int], table: bytes
+) -> tuple[I64, I64]:
+    """`dst_channel` and `dst_page` of all pieces; arguments as for `plane_runs`."""
+    dst = side.layout
+    runs = plane_runs(dst, lead, residue, cut, heads, table)
+    term = _block_term(side, table)
+    if side.dealt is not None and len(runs.moved):
+        found = dealt_pieces(dst, term, *side.dealt, runs.moved)
+    else:
+        number = side.page + term[side.entry][:, None, None]
+        slot, channel = (a.ravel() for a in np.divmod(number, dst.channels))
+        found = channel, arena_pages(runs, channel, slot * dst.page_stride)
+    _frozen(found)
+    return found
 
 
 def arena_pages(runs: PlaneRuns, channel: I64, page: I64) -> I64:
@@ -163,38 +298,12 @@ def bound(where: Where, lead: int, cut: int, src_table: bytes, dst_table: bytes)
 
     Kept for a few tables, for the chunks of one request follow each other with the same blocks in other layers.
     """
-    src, dst, kv = where.src, where.dst, where.kv
-    template = _template(where)
-    heads = heads_moved(dst, where.selection)
-    runs = plane_runs(dst, lead, where.dst_residue, cut, heads, dst_table)
-    src_term = src.piece(kv).page_term("block", np.frombuffer(src_table, np.int64)[template.src_entry])
-    number = template.src_page + src_term[:, None, None]
-    if src.channels == 1:
-        src_channel, slot = np.zeros(number.size, np.int64), number
-    else:
-        slot, src_channel = np.divmod(number, src.channels)
-    src_page = slot * src.page_stride
-    if not template.all_read:
-        src_channel = np.where(template.reads, src_channel.reshape(number.shape), 0)
-        src_page = np.where(template.reads, src_page, 0)
-    dst_term = dst.piece(kv).page_term("block", np.frombuffer(dst_table, np.int64))
-    pat = pattern(dst, lead, cut, heads)
-    if template.each and pat.single and not cut:
-        q, r = np.divmod(dst_term, dst.channels)
-        channels, slots = _dealt(where)
-        dealt = channels[r]
-        dst_channel = dealt.ravel()
-        page = (slots[r] + q[:, None]).ravel() * dst.page_stride
-        # All pages of an entry in one channel lie in one run, at one distance from their places in the arena.
-        first, moved = _entry_distances(dst, lead, heads, dst_term + where.dst_residue, runs)
-        dst_page = page + moved[(dealt + first[:, None]).ravel()]
-    else:
-        number = template.dst_page + dst_term[template.dst_entry][:, None, None]
-        slot, dst_channel = (a.ravel() for a in np.divmod(number, dst.channels))
-        dst_page = arena_pages(runs, dst_channel, slot * dst.page_stride)
-    found = Pieces(
-        src_channel=src_channel.ravel(),
-        src_page=src_page.ravel(),
+    template, heads = _template(where), heads_moved(where.dst, where.selection)
+    src_channel, src_page = _source_pages(template.source, src_table)
+    dst_channel, dst_page = _target_pages(template.target, lead, where.dst_residue, cut, heads, dst_table)
+    return Pieces(
+        src_channel=src_channel,
+        src_page=src_page,
         src_start=template.src_start,
         dst_channel=dst_channel,
         dst_page=dst_page,
@@ -203,21 +312,3 @@ def bound(where: Where, lead: int, cut: int, src_table: bytes, dst_table: bytes)
         hi=template.hi,
         cols=template.cols,
     )
-    for column in (found.src_channel, found.src_page, found.dst_channel, found.dst_page):
-        column.flags.writeable = False  # several chunks share them
-    return found
-
-
-def _entry_distances(
-    dst: CompiledLayout, lead: int, heads: tuple[int, int], term: I64, runs: PlaneRuns
-) -> tuple[I64, I64]:
-    """Where each entry's row begins in a flat table `[entries, channels]`, and that table: arena minus target."""
-    pat, channels = pattern(dst, lead, 0, heads), dst.channels
-    q, r = np.divmod(term, channels)
-    row = r[:, None] * pat.even + np.arange(pat.even, dtype=np.int64)
-    channel = pat.channel[row].ravel()
-    page = (pat.slot[row] + q[:, None]).ravel() * dst.page_stride
-    table = np.zeros(len(term) * channels, np.int64)
-    entry = np.arange(len(term), dtype=np.int64) * channels
-    table[np.repeat(entry, pat.even) + channel] = arena_pages(runs, channel, page) - page
-    return entry, table

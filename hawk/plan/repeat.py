@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hawk.plan.source import retile_steps
 from hawk.plan.target import chunk_bytes, target_chunk
 from hawk.plan.tensors import placements
+from hawk.plan.types import Steps
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ class SourcePlans:
         self._alike = all("layer" in t.buffers for t in (*src.tensors, *dst.tensors))
         # By `RetileStep.tensor`: elements, and scales where there are some.
         self._tensors = list(zip(src.tensors, placements(src, placement), strict=False))
-        self._known: dict[tuple[int, int, int], tuple[int, list[Step]]] = {}
+        self._known: dict[tuple[int, int, int], tuple[int, Steps[Step]]] = {}
 
-    def plan(self, target: TargetChunk) -> list[Step]:
+    def plan(self, target: TargetChunk) -> Steps[Step]:
         """The steps that fill the arena of `target`."""
         chunk, shape = target.chunk, _shape(target.chunk)
         known = self._known.get(shape) if self._alike else None
@@ -97,7 +98,8 @@ class SourcePlans:
                 self._known[shape] = (chunk.layer, steps)
             return steps
         first, steps = known
-        return [self._moved(step, chunk.layer - first, target.selection) for step in steps]
+        up, selection = chunk.layer - first, target.selection
+        return Steps(len(steps), lambda number: self._moved(steps[number], up, selection))
 
     def _moved(self, step: Step, up: int, selection: Selection) -> Step:
         layer = step.layer + up

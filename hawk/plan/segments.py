@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InvalidArgument
+from hawk.memory.groups import GroupedRanges, GroupedSegments, Groups
 from hawk.memory.region import ByteRanges, Moves, Segments
 from hawk.plan.check import check_placement_shape
 from hawk.plan.pattern import ragged, starts
@@ -47,6 +49,53 @@ def _buffers(target: TargetChunk, placement: Placement) -> I64:
     """Number of each plane's buffer, after checking that the placement is one of this layout."""
     check_placement_shape(target.layout, placement)
     return target.buffers
+
+
+GROUPED_FROM = 1 << 13
+"""Rows from which they are left as groups, see `hawk.memory.groups`; fewer are as quickly written out, and joined."""
+
+
+def _many(target: TargetChunk) -> bool:
+    """Whether there are many rows, and so many in a group that it does not matter if those of two could be joined."""
+    planes = np.bincount(target.kind, minlength=len(target.runs)).tolist()
+    total: int = sum(n * len(runs.nbytes) for n, runs in zip(planes, target.runs, strict=True))
+    return total >= GROUPED_FROM and total >= 4 * len(target.kind) * target.layout.channels
+
+
+def groups_of(target: TargetChunk, placement: Placement, arena_offset: int = 0) -> Groups:
+    """The rows of all planes, one group for each channel of each plane, ascending in the arena."""
+    buffer, channels = _buffers(target, placement), target.layout.channels
+    runs, planes = target.runs, len(target.kind)
+    count = np.stack([np.bincount(r.channel, minlength=channels) for r in runs]).astype(np.int64).ravel()
+    if len(runs) == 1:
+        which = np.repeat(np.arange(channels, dtype=np.int64), planes)
+        local, remote, nbytes = runs[0].target, runs[0].arena, runs[0].nbytes
+    else:
+        kind = np.asarray(target.kind, np.int64)
+        which = (kind * channels + np.arange(channels, dtype=np.int64)[:, None]).ravel()
+        local, remote, nbytes = (
+            np.concatenate([getattr(r, name) for r in runs]) for name in ("target", "arena", "nbytes")
+        )
+    region = placement.region[buffer].T.astype(np.int32).ravel()
+    up = (placement.offset[buffer] + target.shift[:, None]).T.ravel()
+    on = (target.base + arena_offset).T.ravel()
+    first = np.cumsum(count) - count
+    if not count.all():
+        used = count[which] > 0
+        which, region, up, on = which[used], region[used], up[used], on[used]
+    return Groups(first, count, local, remote, nbytes, which, region, up, on)
+
+
+def _crosses(groups: Groups, extents: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the rows of a group reach from one extent of its region into another."""
+    for number, offsets in enumerate(extents):
+        if len(offsets) > 1:
+            low, high, _ = groups.extents()
+            edges = np.asarray(offsets, np.int64)
+            inside = edges.searchsorted(low, "right") == edges.searchsorted(high - 1, "right")
+            if not inside[groups.region == number].all():
+                return True
+    return False
 
 
 def _rows(target: TargetChunk, placement: Placement, arena_offset: int = 0) -> _Rows:
@@ -158,9 +207,14 @@ def direct(
     regions_extents    `Region.extents` of each region that the placement names, in their order; regions past the
                        end of this list have one extent
 
-    Sorted by `remote`, joined where both sides are contiguous, cut at extents.  Raises `InvalidArgument` if
-    the placement is not one of the chunk's layout.
+    Sorted by `remote`, joined where both sides are contiguous, cut at extents; many rows that repeat from plane to
+    plane stay groups, and the last row of one group is not joined to the first of the next.  Raises
+    `InvalidArgument` if the placement is not one of the chunk's layout.
     """
+    if _many(target):
+        groups = groups_of(target, placement, arena_offset)
+        if not _crosses(groups, regions_extents):
+            return GroupedSegments(groups)
     rows = _rows(target, placement, arena_offset)
     joined = _joined(rows.region, rows.local, rows.arena, rows.nbytes, rows.begin)
     return _segments(_cut(*joined, regions_extents))
@@ -229,13 +283,16 @@ def staged(
 def touched(target: TargetChunk, placement: Placement) -> ByteRanges:
     """Exactly the bytes of the cache that the chunk writes, sorted by region and start, joined.
 
-    What a flush has to make visible, and what the job owns.  Neighbours' rows are not in it.
+    What a flush has to make visible, and what the job owns.  Neighbours' rows are not in it.  Many rows that repeat
+    stay groups, as in `direct`.
     """
+    if _many(target) and (groups := ascending(groups_of(target, placement))) is not None:
+        return GroupedRanges(groups)
     rows = _rows(target, placement)
     region, start, nbytes = rows.region, rows.local, rows.nbytes
     at = rows.begin[1:]
-    ascending = (region[at] > region[at - 1]) | ((region[at] == region[at - 1]) & (start[at] > start[at - 1]))
-    if ascending.all():
+    rising = (region[at] > region[at - 1]) | ((region[at] == region[at - 1]) & (start[at] > start[at - 1]))
+    if rising.all():
         region, start, _, nbytes = _joined(region, start, start, nbytes, rows.begin)
         return ByteRanges(region, start, nbytes)
     # Only where buffers do not lie in the order of their planes, for sorting costs more than all the rest.
@@ -243,3 +300,22 @@ def touched(target: TargetChunk, placement: Placement) -> ByteRanges:
     region, start, nbytes = region[order], start[order], nbytes[order]
     begin = starts((region[1:] != region[:-1]) | (start[1:] != start[:-1] + nbytes[:-1]))
     return ByteRanges(region[begin], start[begin], np.add.reduceat(nbytes, begin))
+
+
+def ascending(groups: Groups) -> Groups | None:
+    """The groups sorted by region and place, or None where rows of one lie between those of another."""
+    low, high, _ = groups.extents()
+    region = groups.region
+
+    def apart() -> bool:
+        same = region[1:] == region[:-1]
+        return bool(((region[1:] > region[:-1]) | (same & (low[1:] >= high[:-1]))).all())
+
+    if apart():
+        return groups
+    order = np.lexsort((low, region))
+    low, high, region = low[order], high[order], region[order]
+    if not apart():
+        return None
+    moved = {name: getattr(groups, name)[order] for name in ("which", "region", "up", "on")}
+    return replace(groups, **moved)

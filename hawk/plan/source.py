@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,11 +16,13 @@ from hawk.plan.pieces import Where, bound
 from hawk.plan.rows import Sides, rows_steps
 from hawk.plan.target import cut_of
 from hawk.plan.tensors import parts, placements, view
-from hawk.plan.types import RetileStep
+from hawk.plan.types import RetileStep, Steps
 from hawk.plan.ways import program_part, ways
 from hawk.retile.build import build_programs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
@@ -128,7 +131,7 @@ def retile_steps(
     src_placement: Placement,
     target: TargetChunk,
     dst_blocks: I64,
-) -> list[Step]:
+) -> Steps[Step]:
     """One step or more for every plane of the chunk; planes that look alike share their `Pieces`.
 
     A plane takes more than one where it holds both K and V, or parts of dim in different orders.  What no program
@@ -146,17 +149,31 @@ def retile_steps(
     _check_source(src, src_blocks, src_placement, target)
     check_source(src, target.selection)
     sides = Sides(src, src_blocks, placements(src, src_placement), target, parts(target, dst_blocks))
-    steps: list[Step] = []
+    found: list[Sequence[Step]] = []
     for way in ways(src, target.layout, program_part(src, target.layout, target.selection)):
         if way.rows:
-            steps += rows_steps(tensor_steps, sides, way)
+            found.append(rows_steps(tensor_steps, sides, way))
             continue
         number, (chunk, blocks) = way.sources[0], sides.parts[way.targets[0]]
         table = view(src.tensors[number], src, target.selection, target.chunk, src_blocks).blocks
-        steps += tensor_steps(
-            src.tensors[number], table, sides.placements[number], chunk, blocks, kvs=way.kvs, tensor=number
+        place = sides.placements[number]
+        found.append(
+            tensor_steps(src.tensors[number], table, place, chunk, blocks, kvs=way.kvs, tensor=number)
         )
-    return steps
+    return _joined(found)
+
+
+def _joined(found: list[Sequence[Step]]) -> Steps[Step]:
+    """The steps of one after the other."""
+    if len(found) == 1:
+        return Steps(len(found[0]), found[0].__getitem__)
+    ends = list(accumulate(len(steps) for steps in found))
+
+    def make(number: int) -> Step:
+        part = bisect_right(ends, number)
+        return found[part][number - ends[part]]  # which counts from the end of it
+
+    return Steps(ends[-1], make)
 
 
 def tensor_steps(
@@ -168,7 +185,7 @@ def tensor_steps(
     *,
     kvs: tuple[int, ...],
     tensor: int = 0,
-) -> list[RetileStep]:
+) -> Steps[RetileStep]:
     """The steps of one tensor and these values of kv, each by a program of its own; unchecked."""
     dst, selection = target.layout, target.selection
     chunk = target.chunk
@@ -186,19 +203,20 @@ def tensor_steps(
         )
         for kv, number, lead, residues in lines.alike
     ]
-    region = src_placement.region[lines.buffer].tolist()
-    offset = (src_placement.offset[lines.buffer] + lines.lift[:, None]).tolist()
-    base = target.base.tolist()
-    return [
-        RetileStep(
+    region = src_placement.region[lines.buffer]
+    offset = src_placement.offset[lines.buffer] + lines.lift[:, None]
+
+    def make(number: int) -> RetileStep:
+        line = lines.lines[number]
+        return RetileStep(
             layer=line.layer,
             kv=line.kv,
             program=line.program,
             pieces=pieces[line.alike],
-            src_region=tuple(region[i]),
-            src_offset=tuple(offset[i]),
-            dst_offset=tuple(base[line.plane]),
+            src_region=tuple(region[number].tolist()),
+            src_offset=tuple(offset[number].tolist()),
+            dst_offset=tuple(target.base[line.plane].tolist()),
             tensor=tensor,
         )
-        for i, line in enumerate(lines.lines)
-    ]
+
+    return Steps(len(lines.lines), make)

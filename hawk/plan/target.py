@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hawk.errors import InvalidArgument, OutOfMemory
+from hawk.plan.bind import whole_runs
 from hawk.plan.check import check_selection, entries
 from hawk.plan.keep import kept
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
@@ -166,6 +167,18 @@ def plane_runs(
     Kept for a few tables, for the chunks of one request follow each other with the same blocks in other layers.
     """
     term = layout.piece(kv).page_term("block", np.frombuffer(table, np.int64)) + residue
+    rest = pattern(layout, kv, 0, heads)
+    found = None if cut else whole_runs(layout, rest, term, ARENA_ALIGN)
+    runs = PlaneRuns(*(found or numpy_runs(layout, kv, cut, heads, term)))
+    for column in (runs.channel, runs.arena, runs.target, runs.nbytes, runs.channel_bytes, runs.moved):
+        column.flags.writeable = False  # several chunks share them
+    return runs
+
+
+def numpy_runs(
+    layout: CompiledLayout, kv: int, cut: int, heads: tuple[int, int], term: I64
+) -> tuple[NDArray[np.int32], I64, I64, I64, I64, I64]:
+    """The columns of `PlaneRuns` for blocks that begin at pages `term`."""
     channels, stride, page_bytes = layout.channels, layout.page_stride, layout.page_bytes
     rest = pattern(layout, kv, 0, heads)
     cut_first, cut_at, cut_bytes = rest.cut_first, rest.cut_at, rest.cut_bytes
@@ -185,9 +198,14 @@ def plane_runs(
     # Rank of each page among the plane's pages of its channel, hence its place in the arena.
     total = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
     channel_first = total[np.searchsorted(channel, np.arange(channels + 1))]
-    arena = (total[:-1] - channel_first[channel]) * stride
-    target = slot * stride
+    rank = total[:-1] - channel_first[channel]
+    arena, target = rank * stride, slot * stride
     all_whole = rest.whole and not cut
+    moved = np.empty(0, np.int64)
+    if rest.single and rest.even and not cut:
+        # Row i of the stretches is of block i // even.
+        moved = np.zeros(len(term) * channels, np.int64)
+        moved[order // rest.even * channels + channel] = (rank - slot) * stride
     which = which if all_whole else which[order]
     whole = which < 0
     if all_whole and stride == page_bytes:
@@ -221,10 +239,7 @@ def plane_runs(
     channel, arena, target, nbytes = _coalesce(*rows)
     pages = np.diff(channel_first)
     channel_bytes = -(-pages * stride // ARENA_ALIGN) * ARENA_ALIGN
-    runs = PlaneRuns(channel.astype(np.int32), arena, target, nbytes, channel_bytes)
-    for column in (runs.channel, arena, target, nbytes, channel_bytes):
-        column.flags.writeable = False  # several chunks share them
-    return runs
+    return channel.astype(np.int32), arena, target, nbytes, channel_bytes, moved
 
 
 def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
@@ -265,12 +280,15 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
 
 
 class _Frame(NamedTuple):
-    """What no block table changes: the planes, their kinds, and each kind as (kv that stands for it, residue)."""
+    """What no block table changes: the planes, their kinds, and each kind as (kv that stands for it, residue).
+
+    before    planes of each kind that come before each plane, and, as the last row, all: `int64[planes + 1, kinds]`
+    """
 
     planes: tuple[tuple[int, int], ...]
     kinds: tuple[tuple[int, int], ...]
     kind: tuple[int, ...]
-    of: I64
+    before: I64
     shift: I64
 
 
@@ -282,10 +300,12 @@ def _frame(dst: CompiledLayout, layer: int, layers: int) -> _Frame:
     pairs = [(a, b) for row in fixed % dst.channels for a, b in zip(lead.tolist(), row.tolist(), strict=True)]
     kinds = tuple(dict.fromkeys(pairs))
     kind = tuple(kinds.index(pair) for pair in pairs)
-    of, shift = np.asarray(kind, np.int64), (fixed // dst.channels * dst.page_stride).ravel()
-    for table in (of, shift):
+    shift = (fixed // dst.channels * dst.page_stride).ravel()
+    before = np.zeros((len(kind) + 1, len(kinds)), np.int64)
+    before[1:] = np.cumsum(np.asarray(kind)[:, None] == np.arange(len(kinds)), axis=0)
+    for table in (before, shift):
         table.flags.writeable = False
-    return _Frame(tuple(product(range(layer, layer + layers), kvs)), kinds, kind, of, shift)
+    return _Frame(tuple(product(range(layer, layer + layers), kvs)), kinds, kind, before, shift)
 
 
 def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
@@ -317,9 +337,8 @@ def tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
         _frame(dst, chunk.layer, chunk.layers),
     )
     runs = tuple(plane_runs(dst, lead, residue, cut, heads, table) for lead, residue in frame.kinds)
-    plane_bytes = np.stack([r.channel_bytes for r in runs])[frame.of].T
-    ends = np.cumsum(plane_bytes.ravel())
-    base = ends - plane_bytes.ravel()
+    inner = frame.before @ np.stack([r.channel_bytes for r in runs])
+    ends = np.cumsum(inner[-1])
     return TargetChunk(
         layout=dst,
         selection=selection,
@@ -327,7 +346,7 @@ def tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
         planes=frame.planes,
         kind=frame.kind,
         runs=runs,
-        base=np.ascontiguousarray(base.reshape(dst.channels, -1).T),
+        base=inner[:-1] + (ends - inner[-1]),
         shift=frame.shift,
         nbytes=int(ends[-1]),
     )

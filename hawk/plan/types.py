@@ -12,15 +12,18 @@ pages, the plane of K holds both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
 from hawk.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
@@ -128,6 +131,8 @@ class PlaneRuns:
     target     byte offset in that channel from the buffer's base plus the plane's `shift`, `int64[n]`
     nbytes     `int64[n]`
     channel_bytes    arena bytes of the plane per channel, a multiple of 64, `int64[channels]`
+    moved      `int64[entries * channels]`: from the pages of each entry in each channel to their places in the arena,
+               bytes, where all of them lie at one distance (0 where there are none); else empty
 
     Rows are sorted by channel, then by `arena`, which is also the order of `target`.
     """
@@ -137,6 +142,7 @@ class PlaneRuns:
     target: I64
     nbytes: I64
     channel_bytes: I64
+    moved: I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +224,40 @@ class RetileStep:
 
 Step: TypeAlias = "RetileStep | RowsStep"
 """What a retiler carries out."""
+
+StepT = TypeVar("StepT", covariant=True)
+
+
+class Steps(Sequence[StepT]):
+    """The steps of a chunk, each made when it is looked at: they are many, and their pieces, which count, are few.
+
+    count    how many
+    make     the step of a number in `range(count)`
+    """
+
+    __slots__ = ("_count", "_make")
+
+    def __init__(self, count: int, make: Callable[[int], StepT]) -> None:
+        self._count = count
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> StepT: ...
+    @overload
+    def __getitem__(self, index: slice) -> Steps[StepT]: ...
+    def __getitem__(self, index: int | slice) -> StepT | Steps[StepT]:
+        numbers = range(self._count)[index]
+        if isinstance(numbers, int):
+            return self._make(numbers)
+        make = self._make
+        return Steps(len(numbers), lambda i: make(numbers[i]))
+
+    def __iter__(self) -> Iterator[StepT]:
+        return map(self._make, range(self._count))
+
 
 Mode = Literal["direct", "staged"]
 

@@ -253,6 +253,8 @@ done:
     return result;
 }
 
+#include "_plan.h"
+
 static PyObject *level(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -277,6 +279,9 @@ static PyObject *set_level(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"retile", retile, METH_VARARGS, "Check, then retile pieces [begin, end)."},
     {"copy_segments", copy_segments, METH_VARARGS, "Copy segments between absolute addresses."},
+    {"bind_runs", bind_runs, METH_VARARGS, "The runs of a plane's blocks."},
+    {"bind_pieces", bind_pieces, METH_VARARGS, "Where the pieces of a plane's blocks lie in the arena."},
+    {"spread_rows", spread_rows, METH_VARARGS, "Write out the rows of some groups."},
     {"level", level, METH_NOARGS, "The instruction set in use."},
     {"set_level", set_level, METH_VARARGS, "Use the kernels of a lower level; for tests."},
     {NULL, NULL, 0, NULL},

@@ -51,6 +51,58 @@ class CoreModule(Protocol):
     ) -> None:
         """Copy the segments; addresses are not checked."""
 
+    def bind_runs(
+        self,
+        term: Array,
+        first: Array,
+        channel: Array,
+        slot: Array,
+        count: Array,
+        stride: int,
+        page_bytes: int,
+        align: int,
+        to_channel: Array,
+        arena: Array,
+        target: Array,
+        nbytes: Array,
+        channel_bytes: Array,
+        moved: Array,
+    ) -> int:
+        """Write the runs of a plane, see `hawk.plan.bind.whole_runs`; how many there are."""
+
+    def bind_pieces(
+        self,
+        term: Array,
+        channel: Array,
+        page: Array,
+        moved: Array,
+        channels: int,
+        stride: int,
+        to_channel: Array,
+        to_page: Array,
+    ) -> None:
+        """Write where each piece lies in the arena, see `hawk.plan.bind.dealt_pieces`."""
+
+    def spread_rows(
+        self,
+        first: Array,
+        count: Array,
+        local: Array,
+        remote: Array,
+        nbytes: Array,
+        which: Array,
+        region: Array,
+        up: Array,
+        on: Array,
+        begin: int,
+        end: int,
+        to_region: Array,
+        to_local: Array,
+        to_remote: Array,
+        to_nbytes: Array,
+    ) -> None:
+        """Write the rows of groups `[begin, end)`, see `hawk.memory.groups`."""
+
     def level(self) -> str:
         """The instruction set in use: `"avx512"`, `"avx2"` or `"baseline"`."""
 
@@ -75,6 +127,11 @@ def core() -> CoreModule:
     if _core is None:
         raise MissingDependency("the C core is not there", got=_absent)
     return _core
+
+
+def planner() -> CoreModule | None:
+    """The C core where it is in use and binds plans (one that was built from older sources does not)."""
+    return _core if core_name() == "c" and hasattr(_core, "bind_runs") else None
 
 
 def available() -> bool:

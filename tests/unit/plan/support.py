@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 
 from hawk.layouts import CacheShape, Layout
+from hawk.memory.groups import GroupedSegments
 from hawk.memory.region import Region
 from hawk.plan.check import check, check_placement
-from hawk.plan.segments import direct, staged, touched
+from hawk.plan.segments import direct, groups_of, staged, touched
 from hawk.plan.source import retile_steps
 from hawk.plan.target import split, target_chunk
 from hawk.plan.types import Placement
@@ -164,10 +165,9 @@ def run_step(step, src_regions, arena, chunk_offset):
 
 
 def apply_segments(segments, regions, remote):
-    for r, local, at, n in zip(
-        segments.region, segments.local, segments.remote, segments.nbytes, strict=True
-    ):
-        regions[r][local : local + n] = remote[at : at + n]
+    for rows in segments.batches():
+        for r, local, at, n in zip(rows.region, rows.local, rows.remote, rows.nbytes, strict=True):
+            regions[r][local : local + n] = remote[at : at + n]
 
 
 class Tables:
@@ -277,6 +277,8 @@ def carry_out(source, target, selection, src_blocks, dst_blocks, *, rng, mode="d
             cpu.run(step.program, step.pieces, taken, [arena[o:] for o in step.dst_offset])
         if mode == "direct":
             segments = direct(planned, target.placement, 0)
+            if rng.integers(2):  # as of a plan with many rows
+                segments = GroupedSegments(groups_of(planned, target.placement))
             segments.check(regions, len(arena))
             apply_segments(segments, target.regions, arena)
         else:
