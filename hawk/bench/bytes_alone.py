@@ -17,6 +17,7 @@ from hawk.memory import shared
 from hawk.memory.region import Region, Segments
 
 if TYPE_CHECKING:
+    from hawk.bench.serving import Ways
     from hawk.memory.region import I64, U8
 
 PIECE = 2048
@@ -43,8 +44,10 @@ class BytesAlone:
     transports: dict[tuple[str, str], Samples]
 
 
-async def measure(nbytes: int, transports: tuple[str, ...], runs: int) -> BytesAlone:
+async def measure(nbytes: int, transports: tuple[str, ...] | Ways, runs: int) -> BytesAlone:
     """Moves `nbytes` (a multiple of PIECE) from one shared buffer into another, each way in turn, `runs` times.
+
+    transports    names, or settings by way as `Served` takes them; results are named alike
 
     A first round warms up and is compared byte by byte; it raises `InternalError` for a way that moved wrongly.
     """
@@ -53,7 +56,7 @@ async def measure(nbytes: int, transports: tuple[str, ...], runs: int) -> BytesA
         target = stack.enter_context(shared.alloc(nbytes, name="bench-target"))
         scramble(source.array)
         async with Served(source, transports) as served:
-            return await _rounds(source.array, target.array, served, transports, runs)
+            return await _rounds(source.array, target.array, served, tuple(transports), runs)
 
 
 async def _rounds(

@@ -1,8 +1,10 @@
 """The other end of a benchmark: a process that serves one shared buffer over transports and plain sockets.
 
-    python -m hawk.bench.serving FD NBYTES TRANSPORT...
+    python -m hawk.bench.serving FD NBYTES WAYS
 
-It prints one JSON line, `Service` by its fields, and ends with its standard input.
+WAYS is a JSON object: by the name of each way its transport's settings.  A way is called as its transport, or
+TRANSPORT+WORD where there are several of one.  It prints one JSON line, `Service` by its fields, and ends with its
+standard input.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from hawk.memory import shared
 from hawk.transports import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from hawk.memory.region import U8
     from hawk.memory.shared import SharedBuffer
     from hawk.transports.base import Link, Transport
+
+Ways = dict[str, dict[str, str]]
 
 CHUNK = 1 << 20
 """Bytes of one send or receive call of the plain sockets; 1 MiB with these buffers was the quickest."""
@@ -61,7 +66,12 @@ def _plain(listener: socket.socket, array: U8) -> None:
                     connection.sendall(view[at : at + CHUNK])
 
 
-async def _serve(buffer: SharedBuffer, names: list[str]) -> None:
+def _make(way: str, settings: Mapping[str, str]) -> Transport:
+    name = way.partition("+")[0]
+    return registry.make(name, registry.configure(name, settings) if settings else None)
+
+
+async def _serve(buffer: SharedBuffer, ways: Ways) -> None:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     listener.bind(("127.0.0.1", 0))
@@ -70,8 +80,8 @@ async def _serve(buffer: SharedBuffer, names: list[str]) -> None:
     transports: dict[str, Transport] = {}
     service = Service(listener.getsockname()[:2])
     try:
-        for name in names:
-            made = transports[name] = registry.make(name)
+        for name, settings in ways.items():
+            made = transports[name] = _make(name, settings)
             await made.start()
             made.serve(buffer.region())
             service.endpoints[name] = made.endpoint
@@ -89,15 +99,16 @@ async def _serve(buffer: SharedBuffer, names: list[str]) -> None:
 
 
 class Served:
-    """`buffer` served by a process of its own, and links to it: `async with Served(buffer, names) as served`.
+    """`buffer` served by a process of its own, and links to it: `async with Served(buffer, ways) as served`.
 
-    links, keys    by transport
+    ways           names, or each one's settings by name; see the module
+    links, keys    by way
     plain          a connected blocking socket; `receive` fills an array from it
     """
 
-    def __init__(self, buffer: SharedBuffer, names: tuple[str, ...]) -> None:
+    def __init__(self, buffer: SharedBuffer, ways: tuple[str, ...] | Ways) -> None:
         self._buffer = buffer
-        self._names = names
+        self._ways: Ways = ways if isinstance(ways, dict) else {name: {} for name in ways}
         self._stack = contextlib.AsyncExitStack()
         self.links: dict[str, Link] = {}
         self.keys: dict[str, bytes] = {}
@@ -116,7 +127,7 @@ class Served:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        process = self._stack.enter_context(_process(self._buffer, self._names))
+        process = self._stack.enter_context(_process(self._buffer, self._ways))
         assert process.stdin is not None
         assert process.stdout is not None
         self._stack.callback(process.stdin.close)
@@ -124,8 +135,8 @@ class Served:
         if not line:
             raise InternalError("the serving process did not start", got=f"status {process.wait()}")
         service = Service(**json.loads(line))
-        for name in self._names:
-            transport = registry.make(name)
+        for name, settings in self._ways.items():
+            transport = _make(name, settings)
             await transport.start()
             self._stack.push_async_callback(transport.close)
             link = await transport.connect(service.endpoints[name], timeout=_TIMEOUT)
@@ -146,9 +157,9 @@ class Served:
             at += got
 
 
-def _process(buffer: SharedBuffer, names: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _process(buffer: SharedBuffer, ways: Ways) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "hawk.bench.serving", str(buffer.fd), str(buffer.nbytes), *names],
+        [sys.executable, "-m", "hawk.bench.serving", str(buffer.fd), str(buffer.nbytes), json.dumps(ways)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[buffer.fd],
@@ -157,10 +168,10 @@ def _process(buffer: SharedBuffer, names: tuple[str, ...]) -> subprocess.Popen[b
 
 def main() -> None:
     """The process."""
-    fd, nbytes, *names = sys.argv[1:]
+    fd, nbytes, ways = sys.argv[1:]
     with shared.map_fd(int(fd), int(nbytes), name="bench") as buffer:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(buffer, names))
+            runner.run(_serve(buffer, json.loads(ways)))
 
 
 if __name__ == "__main__":

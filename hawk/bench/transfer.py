@@ -152,7 +152,7 @@ def run(
     result = TransferResult(runs)
     told = Console(stderr=True, highlight=False)
     for asked in sizes:
-        tokens = _tokens(asked)
+        tokens = tokens_of(asked)
         need, there = _needed(tokens), available_memory()
         if need > there:
             reason = f"needs {approximate_size(need)} of memory, {approximate_size(there)} are available"
@@ -171,7 +171,8 @@ def _baseline(transport: str) -> str:
     return bytes_alone.MEMCPY if capabilities.same_host else bytes_alone.SOCKETS
 
 
-def _tokens(asked: int) -> int:
+def tokens_of(asked: int) -> int:
+    """Tokens of a cache of about that many bytes, whole blocks of the device."""
     block = scenario.load(1).target.block_size
     return max(1, round(asked / (block * _TOKEN_BYTES))) * block
 

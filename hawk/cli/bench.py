@@ -126,6 +126,19 @@ def jobs(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
+@click.option("--size", callback=_size, default="80MB", show_default=True, help="Size of a cache.")
+@click.option(
+    "--way", "ways", multiple=True, help='A whole job to measure, such as "shm, full"; may be given again.'
+)
+@click.option("--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]")
+@click.option("--quick", is_flag=True, help="One run of 8 MB: does it work, not how fast is it.")
+@_json
+def integrity(as_json: bool, **options: Any) -> None:
+    """What checks, scrubbing and TLS cost: jobs and bytes with and without, in turn."""
+    _bench("integrity", as_json, **options)
+
+
+@bench.command()
 @click.option("--tokens", type=click.IntRange(8), help="Tokens of a request.  [default: 8192]")
 @click.option("--layers", type=click.IntRange(2), help="Layers of the model.  [default: 80]")
 @click.option("--runs", type=click.IntRange(1, 10000), help="Plans of every size.  [default: 25]")

@@ -61,6 +61,7 @@ class Settings:
     capacity    of the emulated device on the decode side, all channels together
     jobs        further settings of `[jobs]`
     inside      a second decode agent lives in this process
+    tables      further tables of both, in TOML
     """
 
     capacity: int
@@ -72,6 +73,7 @@ class Settings:
     chunk: int = 16 << 20
     jobs: Mapping[str, int] = field(default_factory=dict)
     inside: bool = False
+    tables: str = ""
 
     @property
     def arenas(self) -> int:
@@ -261,4 +263,5 @@ mode = "{settings.mode}"
 size = {arena}
 [jobs]
 chunk = {settings.chunk}
-{jobs}"""
+{jobs}{settings.tables}
+"""

@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,6 @@ from hawk.transports._vectors import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hawk.memory.region import I64
 
@@ -43,7 +43,8 @@ class Tls:
     others; and for a private key that others can read.
     """
 
-    def __init__(self, cert: Path, key: Path, authority: Path) -> None:
+    def __init__(self, cert: Path | str, key: Path | str, authority: Path | str) -> None:
+        cert, key = Path(cert), Path(key)
         _check_private(key)
         self.fingerprint = _fingerprint_of(cert)
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -56,7 +57,7 @@ class Tls:
             try:
                 context.load_verify_locations(authority)
             except (OSError, ValueError) as error:
-                raise _bad("tls_ca", authority, error, "certificates in PEM") from error
+                raise _bad("tls_ca", Path(authority), error, "certificates in PEM") from error
             try:
                 context.load_cert_chain(cert, key)
             except (OSError, ValueError) as error:

@@ -67,7 +67,7 @@ def test_wrong_bytes_are_noticed(scattered: bool) -> None:
 def test_sizes_become_whole_blocks() -> None:
     block = 8 << 20
     for asked, blocks in ((1, 1), (10_000_000, 1), (80_000_000, 10), (1_280_000_000, 153)):
-        assert transfer._tokens(asked) * (128 << 10) == blocks * block
+        assert transfer.tokens_of(asked) * (128 << 10) == blocks * block
 
 
 def test_sizes_that_do_not_fit_are_left_out_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
