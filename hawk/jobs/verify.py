@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -53,6 +54,9 @@ Mode = Literal["off", "sample", "full"]
 
 _BATCH = 1 << 20
 """Bytes gathered at a time: they stay in a core's own cache between the copy and the hash."""
+
+_LONG = 8 << 10
+"""Mean length of a stretch's pieces, bytes, from which hashing one after the other is cheaper than gathering them."""
 
 _SLICE = 4 << 20
 """Bytes that a thread takes at a time."""
@@ -96,29 +100,40 @@ def checks_of(
     views = [memoryview(array.data) for array in regions]
     addresses = np.asarray([array.ctypes.data for array in regions], np.int64)
     scratch = np.empty(0, np.uint8)
-    check = xxhash.xxh3_64_intdigest
     while begin < end:
         until = min(max(int(size.searchsorted(size[begin] + _BATCH, "right")) - 1, begin + 1), end)
         low, high = int(first[begin]), int(first[until])
-        if high - low == until - begin:  # each in one piece: hashed where it lies
-            region, at, length = (
-                column[low:high].tolist() for column in (rows.region, rows.local, rows.nbytes)
-            )
-            for i, (r, a, n) in enumerate(zip(region, at, length, strict=True), begin):
-                out[i] = check(views[r][a : a + n])
+        region, local, nbytes = rows.region[low:high], rows.local[low:high], rows.nbytes[low:high]
+        edges = (first[begin : until + 1] - low).tolist()
+        total = int(size[until] - size[begin])
+        if high - low == until - begin or total >= _LONG * (high - low):
+            places = list(zip(region.tolist(), local.tolist(), nbytes.tolist(), strict=True))
+            out[begin:until] = [_in_place(views, places[a:b]) for a, b in pairwise(edges)]
         else:
-            total = int(size[until] - size[begin])
             if len(scratch) < total:
                 scratch = np.empty(total, np.uint8)
-            source = addresses[rows.region[low:high]] + rows.local[low:high]
-            nbytes = rows.nbytes[low:high]
-            place = np.cumsum(nbytes) - nbytes
-            here = np.asarray([scratch.ctypes.data], np.int64)
-            copy_segments(here, np.zeros(high - low, np.int32), place, 0, source, nbytes)
-            view, edges = memoryview(scratch.data), (size[begin : until + 1] - size[begin]).tolist()
-            for i in range(until - begin):
-                out[begin + i] = check(view[edges[i] : edges[i + 1]])
+            out[begin:until] = _gathered(addresses[region] + local, nbytes, edges, scratch)
         begin = until
+
+
+def _in_place(views: Sequence[memoryview], places: Sequence[tuple[int, int, int]]) -> int:
+    """The check of one stretch, from (region, offset, length) of its pieces, where they lie."""
+    (region, at, nbytes), *more = places
+    if not more:
+        return xxhash.xxh3_64_intdigest(views[region][at : at + nbytes])
+    whole = xxhash.xxh3_64(views[region][at : at + nbytes])
+    for region, at, nbytes in more:
+        whole.update(views[region][at : at + nbytes])
+    return whole.intdigest()
+
+
+def _gathered(address: I64, nbytes: I64, edges: Sequence[int], scratch: U8) -> list[int]:
+    """The checks of stretches of many small pieces: those of stretch i are `[edges[i], edges[i + 1])`."""
+    place = np.concatenate((np.zeros(1, np.int64), np.cumsum(nbytes)))
+    here = np.asarray([scratch.ctypes.data], np.int64)
+    copy_segments(here, np.zeros(len(nbytes), np.int32), place[:-1], 0, address, nbytes)
+    view = memoryview(scratch.data)
+    return [xxhash.xxh3_64_intdigest(view[a:b]) for a, b in pairwise(place[edges].tolist())]
 
 
 def _slices(found: Stretches) -> Iterator[tuple[int, int]]:

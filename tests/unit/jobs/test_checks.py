@@ -50,9 +50,13 @@ def test_which_are_chosen_follows_from_job_and_chunk() -> None:
     assert len(chosen(job, 3, 0, 0.5)) == 0
 
 
+@pytest.mark.parametrize("long", [1, 1 << 20], ids=["hashed where they lie", "gathered"])
 @pytest.mark.parametrize("pieces", [1, 3], ids=["in one piece", "in three"])
-def test_a_check_is_the_hash_of_the_bytes_in_order(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_is_the_hash_of_the_bytes_in_order(
+    pieces: int, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verify, "_BATCH", 500)
+    monkeypatch.setattr(verify, "_LONG", long)
     rng = np.random.default_rng(2)
     regions = [rng.integers(0, 256, 5000, np.uint8) for _ in range(3)]
     rows = [(i % 3, 97 * i, 100 * i, 60 + i) for i in range(12)]
