@@ -144,7 +144,7 @@ static int plan_box(struct nest *t)
     if (w->same && size == 1) {
         t->kind = COPY;
         /* Short runs through a scratch only where they have to be woven, or read and written far apart. */
-        if (!n || (l[n - 1].src == 1 && l[n - 1].dst == 1 && l[n - 1].ext * width_of(w->src_codec) >= 16))
+        if (!n || (l[n - 1].src == 1 && l[n - 1].dst == 1 && (n == 1 || l[n - 1].ext * width_of(w->src_codec) >= 16)))
             return move_runs(&t->move, l, n, width_of(w->src_codec));
         t->kind = PIPE;
     }
