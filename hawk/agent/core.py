@@ -17,6 +17,7 @@ from hawk.agent.limits import Limits
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
 from hawk.control.dns import DnsPeers
+from hawk.control.doorkeeper import Doorkeeper
 from hawk.control.frames import generation
 from hawk.control.keys import load_pair, load_peers
 from hawk.control.messages import Hello, Welcome
@@ -154,9 +155,14 @@ class Agent:
         control = self.sockets.router(config.agent.control, field="agent.control")
         self.control_address = control.address
         self.service = Service(self)
+        self._doorkeeper = Doorkeeper(self.service.server.endpoint.listener)
+        stack.callback(self._doorkeeper.close)
         self.offers = OfferBook(config.jobs.max_offers, self.service.offer_ended)
         self._sidecar = Sidecar(
-            sidecar_path(config.agent.local), on_session=self.service.opened, on_closed=self.service.closed
+            sidecar_path(config.agent.local),
+            on_session=self.service.opened,
+            on_closed=self.service.closed,
+            shut=lambda: self._doorkeeper.shut,
         )
         log.info(
             "agent starting: filling its memory, which may take a second for each GiB",
@@ -313,7 +319,7 @@ class Agent:
             else None
         )
         if server is not None or not self.embedded:
-            watchdog = Watchdog(watch, server)
+            watchdog = Watchdog(watch, server, self._doorkeeper.look)
             self._stack.push_async_callback(watchdog.close)
             await watchdog.start()
 

@@ -89,20 +89,34 @@ class LocalListener:
         self._lock = lock
         self._inode = inode
 
+    def hide(self) -> None:
+        """Takes the socket's file from its path, so that nobody can connect; raises `OSError`."""
+        os.rename(self.path, hidden(self.path))
+
+    def show(self) -> None:
+        """Puts the file back; raises `OSError`."""
+        os.rename(hidden(self.path), self.path)
+
     def close(self) -> None:
         """Closes the socket (unless its descriptor was given away), removes its file, lets the path go."""
         self.socket.close()
         if self._lock < 0:
             return
         # The order matters: the file goes while the lock still keeps a successor from making its own.
-        try:
-            status = os.lstat(self.path)
-            if (status.st_dev, status.st_ino) == self._inode:
-                os.unlink(self.path)
-        except OSError:
-            pass  # somebody removed it, or the folder; the path is free either way
+        for name in (self.path, hidden(self.path)):
+            try:
+                status = os.lstat(name)
+                if (status.st_dev, status.st_ino) == self._inode:
+                    os.unlink(name)
+            except OSError:
+                pass  # it is under the other name, or somebody removed it; the path is free either way
         _unlock(self.path, self._lock)
         self._lock = -1
+
+
+def hidden(path: Path) -> Path:
+    """Where the socket's file is while nobody may connect."""
+    return path.with_name(f".{path.name}")
 
 
 def listen(path: Path, kind: socket.SocketKind, *, field: str = "agent.local") -> LocalListener:
@@ -115,6 +129,8 @@ def listen(path: Path, kind: socket.SocketKind, *, field: str = "agent.local") -
     lock = _lock(path, field)
     try:
         _clear(path, field)
+        # What a process left that was killed while nobody was let in; its lock was free.
+        hidden(path).unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.bind(os.fspath(path))

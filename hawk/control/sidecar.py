@@ -51,6 +51,8 @@ class Sidecar:
     hello       seconds within which a new connection must give its token
     max_links   connections at once, those that gave no token yet included; more are closed at once
 
+    shut        whether nobody is let in just now
+
     `refused` counts connections that were dropped before they had a session.
     """
 
@@ -64,8 +66,10 @@ class Sidecar:
         max_links: int = 256,
         max_pending: int = 256,
         keep: float = 30.0,
+        shut: Callable[[], bool] = lambda: False,
     ) -> None:
         self.path = path
+        self._shut = shut
         self.refused = 0
         self._on_session = on_session
         self._on_closed = on_closed
@@ -118,6 +122,7 @@ class Sidecar:
         sock.setblocking(False)
         # A client comes in by the control socket next, which would not survive a want of descriptors.
         full = len(self._strangers) + len(self._sessions) >= self._max_links or shortage() is not None
+        full = full or self._shut()
         if full or _credentials(sock)[1] != os.geteuid():
             self.refused += 1
             sock.close()

@@ -72,6 +72,11 @@ class Endpoint:
         self.authenticated = authenticated
         self._listener = listener
 
+    @property
+    def listener(self) -> LocalListener | None:
+        """The listening socket behind an `ipc://` address."""
+        return self._listener
+
     def send(self, frames: Sequence[bytes], identity: bytes | None = None) -> None:
         """Queues one message, on a ROUTER for the peer `identity`.  Never waits, never drops.
 

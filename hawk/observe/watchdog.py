@@ -82,10 +82,19 @@ class LoopWatch:
 
 
 class Watchdog:
-    """The thread; `server`, where there is one, runs on its own event loop there."""
+    """The thread; `server`, where there is one, runs on its own event loop there.
 
-    def __init__(self, watch: LoopWatch, server: ObserveServer | None) -> None:
+    look    called in the thread again and again; returns within how many seconds it has to be called next
+    """
+
+    def __init__(
+        self,
+        watch: LoopWatch,
+        server: ObserveServer | None,
+        look: Callable[[], float] = lambda: INTERVAL,
+    ) -> None:
         self._watch = watch
+        self._look_also = look
         self._server = server
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,7 +143,7 @@ class Watchdog:
             while not self._stop.is_set():
                 stuck = self._look(stuck)
                 try:
-                    async with asyncio.timeout(INTERVAL):
+                    async with asyncio.timeout(min(self._look_also(), INTERVAL)):
                         await self._stop.wait()
                 except TimeoutError:
                     continue

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +89,49 @@ async def a_moment(agent: AgentProcess) -> None:
     """Gives an agent that lets go of its clients a moment."""
     assert agent.alive()
     await asyncio.sleep(0.02)
+
+
+async def test_a_flood_of_local_connections_up_to_the_limit(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
+    """Without a bound the last of them would end the agent; so nobody is let in before that, until there is room."""
+    limit = 8192
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2 * limit:
+        pytest.skip(f"needs {2 * limit} descriptors, and {hard} are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+    agent = site.start("p0", role="prefill")
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    path = agent.local.removeprefix("ipc://")
+
+    def flood() -> list[socket.socket]:
+        made: list[socket.socket] = []
+        deadline = time.monotonic() + 20
+        while len(made) < 4 * limit and time.monotonic() < deadline:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.append(sock)
+            try:
+                sock.connect(path)
+            except OSError:
+                return made
+        return made
+
+    async with hawk.connect(agent.local) as first:
+        made = await asyncio.get_running_loop().run_in_executor(None, flood)
+        try:
+            assert limit // 3 < len(made) < 4 * limit
+            assert agent.alive()
+            assert len(agent.descriptors()) < limit
+            assert (await first.status()).name == "p0"
+            with pytest.raises(hawk.ControlError):
+                async with hawk.connect(agent.local, timeout="1s"):
+                    pass
+            assert "descriptors run short" in agent.log()
+        finally:
+            for sock in made:
+                sock.close()
+        while "let in again" not in agent.log():
+            await a_moment(agent)
+        async with hawk.connect(agent.local) as again:
+            assert (await again.status()).name == "p0"
