@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hawk.errors import HawkError
 from tests.chaos import schedule
 from tests.chaos.report import BrokenPromise
-from tests.chaos.site import DECODE, LEASE, PREFILL, AgentLife
+from tests.chaos.site import CACHES, DECODE, LEASE, PREFILL, AgentLife
 from tests.chaos.weather import CALM, Sky
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class Calm:
             self._finish(DECODE, PREFILL)
             await asyncio.wait(jobs, timeout=min(left, 1.0))
         if jobs:
-            names = ", ".join(f"{r.name} ({r.prefill} to {' and '.join(r.decode)})" for r in jobs.values())
+            names = ", ".join(
+                f"{r.name} ({' and '.join(r.prefill)} to {' and '.join(r.decode)})" for r in jobs.values()
+            )
             raise BrokenPromise(
                 f"transfers that never ended, {IDLE_LIMIT:g} s after they were ended: {names}"
             )
@@ -144,7 +146,8 @@ class Calm:
         raise BrokenPromise(f"{self._site.agents[name].label}, {when}, after {limit:g} s: {_shown(last)}")
 
     async def _idle(self, name: str) -> None:
-        caches = len(self._site.clients_of(name))
+        clients = len(self._site.clients_of(name))
+        caches = clients * CACHES[name]
 
         def idle(status: Status) -> bool:
             busy = (
@@ -159,7 +162,7 @@ class Calm:
             pools = tuple((p.name, p.owned + p.quarantined) for p in status.pools)
             return pools == self._owned.get(name, pools) and pools[0][1] == 0
 
-        status = await self._until(name, idle, IDLE_LIMIT, f"with {caches} idle clients")
+        status = await self._until(name, idle, IDLE_LIMIT, f"with {clients} idle clients")
         self._owned.setdefault(name, tuple((p.name, p.owned + p.quarantined) for p in status.pools))
 
     async def _audits(self) -> None:
@@ -176,18 +179,19 @@ class Calm:
         for source, target in self._pairs(PREFILL, DECODE):
             await self._good_transfer(source, target)
 
-    def _pairs(self, prefill: tuple[str, ...], decode: tuple[str, ...]) -> list[tuple[str, str]]:
-        """The clients of these agents, each of the ones with each of the others."""
+    def _pairs(self, prefill: tuple[str, ...], decode: tuple[str, ...]) -> list[tuple[tuple[str, ...], str]]:
+        """Each of the clients of these agents with each of the others; also with one of each, for a part from both."""
         sources, targets = (
-            [c.name for name in side for c in self._site.clients_of(name)] for side in (prefill, decode)
+            [[c.name for c in self._site.clients_of(name)] for name in side] for side in (prefill, decode)
         )
-        return list(itertools.product(sources, targets))
+        froms = [(name,) for names in sources for name in names] + [tuple(names[0] for names in sources)]
+        return list(itertools.product(froms, itertools.chain(*targets)))
 
     def _number(self) -> int:
         self._good += 1
         return self._good
 
-    async def _good_transfer(self, prefill: str, decode: str) -> None:
+    async def _good_transfer(self, prefill: tuple[str, ...], decode: str) -> None:
         """One that has to succeed; a machine that is busy with other things may cost it a lease once or twice."""
         endings: list[str] = []
         self._report.good += 1
@@ -196,7 +200,7 @@ class Calm:
             if endings[-1] == "ready" or self._report.broken:
                 return
             self._report.again += 1
-        raise BrokenPromise(f"in calm weather {prefill} to {decode} ended {', '.join(endings)}")
+        raise BrokenPromise(f"in calm weather {' and '.join(prefill)} to {decode} ended {', '.join(endings)}")
 
     async def _measure(self, life: AgentLife) -> None:
         """Descriptors, threads and memory are as they were after the first jobs of this process."""

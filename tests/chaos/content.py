@@ -27,7 +27,10 @@ CHANNELS = 7
 SOURCE = CacheSpec(layers=LAYERS, heads=HEADS, dim=DIM, block_size=16, blocks=96)
 TARGET = CacheSpec(
     layers=LAYERS, heads=HEADS, dim=DIM, block_size=32, blocks=40, layout="tenstorrent/kv", codec="bf16"
-)
+).shard(tp_rank=0, tp_size=1)
+PARTS = [SOURCE.shard(tp_rank=rank, tp_size=HEADS) for rank in range(HEADS)]
+"""The caches of a prefill group that shares the heads out, and which agent's clients have which."""
+RANK = {"p0": 0, "p1": 1}
 PAGE = tt.PAGE_BYTES["bf16"]
 
 CANARY = 0xA5

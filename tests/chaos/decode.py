@@ -87,15 +87,16 @@ class Decoder(Worker):
             self.say(number, "wrong", what=wrong)
         try:
             job = session.client.fetch(
-                command.get("ticket"),
+                command.get("tickets"),
                 into=session.device,
                 blocks=blocks,
                 first=first,
                 tokens=tokens,
                 timeout=command["timeout"],
                 request=command.get("request", ""),
-                source=command.get("source", ""),
+                source=command.get("sources", ""),
                 wait=command.get("wait", False),
+                priority=command["priority"],
                 abort_timeout="8s",
             )
         except HawkError as error:

@@ -24,7 +24,7 @@ from tests.chaos.report import BrokenPromise, Report
 if TYPE_CHECKING:
     from hawk.control.messages import Status
     from tests.chaos.schedule import Request
-    from tests.chaos.site import ChaosSite
+    from tests.chaos.site import ChaosSite, ClientLife
 
 ROUND = 12.0
 """Seconds of a storm."""
@@ -35,7 +35,10 @@ MOST = 14
 UNNAMED = ("error", "internal", "job", "control", "transport", "memory", "layout")
 """Codes of endings that say nothing: the bases of the error tree, and bugs."""
 
-LIES = ("bad-frame", "version-mismatch", "invalid-argument", "unknown-cache", "registration-failed", "config")
+LIES = (
+    *("bad-frame", "version-mismatch", "invalid-argument", "unknown-cache", "registration-failed", "config"),
+    *("parts-mismatch", "verification-failed", "unverifiable"),
+)
 """Codes of endings that somebody would have to do something wrong for, and nobody does."""
 
 
@@ -47,7 +50,7 @@ class Director:
         self.report = report
         self.jobs: dict[asyncio.Task[list[str]], Request] = {}
         self._numbers = itertools.count(1)
-        self._requests = schedule.requests(report.seed)
+        self._requests = schedule.requests(report.seed, site.counts)
         self._faults = schedule.faults(report.seed, gentle=bool(site.broken))
         self._skies = schedule.skies(report.seed, lost_words=bool(site.broken))
         self._mishaps = Mishaps(site, report)
@@ -97,7 +100,7 @@ class Director:
                     request = next(self._requests)
                     if all(
                         self.site.clients[name].attached.is_set()
-                        for name in (request.prefill, *request.decode)
+                        for name in (*request.prefill, *request.decode)
                     ):
                         self.begin(request)
                     await asyncio.sleep(0.03)
@@ -130,19 +133,41 @@ class Director:
             self.report.broke(f"the chaos run itself failed: {type(fault).__name__}: {fault}")
 
     async def _transfer(self, request: Request) -> list[str]:
-        prefill = self.site.clients[request.prefill]
-        offer, fetches = next(self._numbers), []
+        prefill = [self.site.clients[name] for name in request.prefill]
+        fetches = []
         if request.early:
-            by_name = {"request": request.name, "source": prefill.agent, "wait": True}
+            by_name = {"request": request.name, "sources": [client.agent for client in prefill], "wait": True}
             fetches.append(self._fetch(request, request.decode[0], **by_name))
             if not request.offered:
                 return await asyncio.gather(*fetches)
             await asyncio.sleep(request.gap)
-        said = prefill.tell(
-            offer,
+        offers = [self._offer(request, client) for client in prefill]
+        news = [await said.get() for _, said in offers]
+        if not request.early and all(each["event"] == "offered" for each in news):
+            await asyncio.sleep(request.gap)
+            tickets = [each["ticket"] for each in news]
+            fetches += [self._fetch(request, name, tickets=tickets) for name in request.decode]
+        endings = list(await asyncio.gather(*fetches))
+        outcomes = []
+        for client, (number, said), each in zip(prefill, offers, news, strict=True):
+            last = await said.get() if each["event"] == "offered" else each
+            client.heard.pop(number, None)
+            outcomes.append(last.get("outcome", ""))
+            code = last.get("code", "")
+            self.report.offers[outcomes[-1] or code] += 1
+            if _wrong(code):
+                self.report.broke(f"the offer of {request.name} by {client.name} ended with {code}")
+        self._judge(request, outcomes, endings)
+        return endings
+
+    def _offer(self, request: Request, client: ClientLife) -> tuple[int, asyncio.Queue[dict[str, Any]]]:
+        number = next(self._numbers)
+        return number, client.tell(
+            number,
             op="offer",
             request=request.name,
             content=request.content,
+            part=len(request.prefill) > 1,
             tokens=request.tokens,
             written=request.written,
             layers=request.layers,
@@ -150,22 +175,9 @@ class Director:
             ttl=request.ttl,
             withdraw=request.withdraw,
             consumer=self.site.clients[request.decode[0]].agent if request.early else "",
+            consumers=request.consumers,
             seed=request.seed,
         )
-        news = await said.get()
-        if news["event"] == "offered":
-            if not request.early:
-                await asyncio.sleep(request.gap)
-                fetches += [self._fetch(request, name, ticket=news["ticket"]) for name in request.decode]
-            endings = await asyncio.gather(*fetches)
-            news = await said.get()
-        else:
-            endings = await asyncio.gather(*fetches)
-        prefill.heard.pop(offer, None)
-        outcome = news.get("outcome", "")
-        self.report.offers[outcome or news["code"]] += 1
-        self._judge(request, outcome, news.get("code", ""), list(endings))
-        return list(endings)
 
     def _fetch(self, request: Request, name: str, /, **how: Any) -> asyncio.Task[str]:
         return asyncio.get_running_loop().create_task(self._fetched(request, name, **how))
@@ -179,6 +191,7 @@ class Director:
             first=request.first,
             tokens=request.tokens - request.first,
             timeout=request.timeout,
+            priority=request.priority,
             end=request.end,
             how=request.how,
             seed=request.seed,
@@ -193,17 +206,19 @@ class Director:
             self.report.broke(f"{request.name} at {name} ended with {code}: {news.get('reason', '')}")
         return code
 
-    def _judge(self, request: Request, outcome: str, code: str, endings: list[str]) -> None:
+    def _judge(self, request: Request, outcomes: list[str], endings: list[str]) -> None:
         """What both sides say of one transfer has to fit."""
-        if _wrong(code):
-            self.report.broke(f"the offer of {request.name} ended with {code}")
         ready = endings.count("ready")
-        if ready > 1:
-            self.report.broke(f"{request.name} is ready {ready} times, but was offered to one")
-        # Of a prefill side that died nothing is known.
-        if ready and outcome and outcome != "consumed":
+        self.report.parts += ready * (len(request.prefill) > 1)
+        if ready > request.consumers:
             self.report.broke(
-                f"{request.name} is ready, but its offer ended {outcome}: nobody confirmed that the lease held"
+                f"{request.name} is ready {ready} times, but was offered to {request.consumers}"
+            )
+        # Of a prefill side that died nothing is known.
+        refused = [outcome for outcome in outcomes if outcome not in ("", "consumed")]
+        if ready == request.consumers and refused:
+            self.report.broke(
+                f"{request.name} is ready, but its offer ended {refused[0]}: nobody confirmed that the lease held"
             )
 
 

@@ -29,6 +29,7 @@ class Report:
     offers: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     frames: Counter[str] = field(default_factory=Counter)
+    parts: int = 0
     quarantined: int = 0
     good: int = 0
     again: int = 0
@@ -56,6 +57,7 @@ class Report:
         lines = [
             f"chaos: seed {self.seed}, {self.minutes:g} minutes, {self.rounds} rounds, {self.lives} agent processes",
             f"  fetches    {fetches}: {_listed(self.endings)}",
+            f"  parts      {self.parts} of the ready ones came in parts from both prefill agents",
             f"  offers     {sum(self.offers.values())}: {_listed(self.offers)}",
             f"  faults     {sum(self.faults.values())}: {_listed(self.faults)}",
             f"  frames     {_listed(self.frames)}",

@@ -11,7 +11,7 @@ from tests.chaos.site import AGENTS, CLIENTS, DECODE, LEASE, PREFILL
 from tests.chaos.weather import Sky
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 FETCH_STATES = ("reserving", "connecting", "requested", "receiving", "releasing")
 
@@ -22,7 +22,8 @@ MAX_TOKENS = 256
 class Request:
     """One transfer.
 
-    prefill, decode    the clients of both sides; with a second `decode` both want the same offer
+    prefill, decode    the clients of both sides; of two `prefill` each has a part, and two `decode` want the same
+    consumers          how many are to have it
     written, layers    layers that are written when it is offered, and those that ever will be
     withdraw, end      when either side gives it up, in seconds (`end` also: at a state), or never
     early, offered     the fetch is asked for by name, before the offer is made, or without one ever being made
@@ -30,8 +31,10 @@ class Request:
     """
 
     content: int
-    prefill: str
+    prefill: tuple[str, ...]
     decode: tuple[str, ...]
+    consumers: int
+    priority: int
     tokens: int
     first: int
     written: int
@@ -63,22 +66,25 @@ class Fault:
     seconds: float
 
 
-def requests(seed: int) -> Iterator[Request]:
-    """Transfers without end."""
+def requests(seed: int, counts: Mapping[str, int]) -> Iterator[Request]:
+    """Transfers without end, between so many clients of each agent."""
     dice = random.Random(f"{seed}/requests")
-    clients = {side: [f"{a}/{i}" for a in names for i in range(CLIENTS[a])] for side, names in _SIDES.items()}
+    clients = {side: [f"{a}/{i}" for a in names for i in range(counts[a])] for side, names in _SIDES.items()}
     for number in range(1, 1 << 30):
         tokens = dice.choice([1, 31, 32, 33, 64, dice.randint(1, MAX_TOKENS), dice.randint(1, MAX_TOKENS)])
-        early = dice.random() < 0.15
-        decode = dice.sample(clients["decode"], 1 if early or dice.random() < 0.85 else 2)
+        early, parts = dice.random() < 0.15, dice.random() < 0.25
+        decode = dice.sample(clients["decode"], 1 if early or dice.random() < 0.8 else 2)
+        prefill = [dice.choice([c for c in clients["prefill"] if c.startswith(name)]) for name in PREFILL]
         # A tenth of the offers is never written to the end, and the same share of fetches has time without end:
         # what ends those is the lease, or somebody's abort.
         stuck = dice.random() < 0.1
         layers = dice.randint(0, content.LAYERS - 1) if stuck else content.LAYERS
         yield Request(
             content=number,
-            prefill=dice.choice(clients["prefill"]),
+            prefill=tuple(prefill) if parts else (dice.choice(prefill),),
             decode=tuple(decode),
+            consumers=dice.randint(1, len(decode)),
+            priority=dice.choice([0, 0, dice.randint(-100, 100)]),
             tokens=tokens,
             first=dice.choice([0, 0, 0, dice.randrange(tokens)]),
             written=dice.randint(0, layers),
@@ -105,12 +111,14 @@ def _end(dice: random.Random) -> float | str | None:
     return dice.uniform(0, 0.3) if dice.random() < 0.5 else dice.choice(FETCH_STATES)
 
 
-def good(number: int, prefill: str, decode: str) -> Request:
-    """A transfer that has to succeed in calm weather; numbers below 0 keep its bytes apart from all others."""
+def good(number: int, prefill: tuple[str, ...], decode: str) -> Request:
+    """A transfer that has to succeed in calm weather."""
     return Request(
         content=number,
         prefill=prefill,
         decode=(decode,),
+        consumers=1,
+        priority=0,
         tokens=100,
         first=0,
         written=content.LAYERS,
@@ -154,7 +162,7 @@ def faults(seed: int, *, gentle: bool) -> Iterator[Fault]:
         yield Fault(dice.uniform(0.1, 0.9), kind, dice.choice(who), dice.uniform(shortest, longest))
 
 
-LOST_WORDS = Sky(drop=0.01, delay=0.02, repeat=0.1, last=0.5, longest=0.2, slow=0.02, slowest=0.3)
+LOST_WORDS = Sky(drop=0.01, delay=0.02, repeat=0.1, last=0.5, longest=0.2, slow=0.05, slowest=0.3)
 """The weather in which a promise broken on purpose shows soonest: much gets through, but not how a job ended."""
 
 

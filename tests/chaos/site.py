@@ -27,13 +27,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PREFILL, DECODE = ("p0", "p1"), ("d0", "d1")
 AGENTS = (*PREFILL, *DECODE)
 CLIENTS = {"p0": 1, "p1": 1, "d0": 2, "d1": 2}
-"""Client processes of each agent."""
+"""Client processes of each agent, and"""
+CACHES = {"p0": 2, "p1": 2, "d0": 1, "d1": 1}
+"""how many caches each of them has."""
 
 LEASE = 2.0
 OWN, SEEN = "127.0.0.1", "127.0.0.2"
 """Where the agents' data ports are, and where the proxies in front of them are."""
 
-MAX_JOBS, MAX_OFFERS = 12, 24
+MAX_JOBS, MAX_QUEUED, MAX_WAITING, MAX_OFFERS = 6, 10, 4, 24
 START_LIMIT = 60.0
 
 
@@ -124,6 +126,8 @@ class ChaosSite:
     def __init__(self, seed: int, broken: str, folder: Path | None) -> None:
         self.seed = seed
         self.broken = broken
+        # A promise that is broken shows with few clients as well, and sooner.
+        self.counts = dict.fromkeys(AGENTS, 1) if broken else CLIENTS
         self.folder = folder or Path(tempfile.mkdtemp(prefix="hawk-chaos-"))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.lives: list[AgentLife] = []
@@ -177,7 +181,13 @@ class ChaosSite:
             f'in_flight_per_peer = "{chunk * dice.choice([1, 1, 2])}KiB"',
             f'lease = "{LEASE}s"',
             f"max_jobs = {MAX_JOBS}",
+            f"max_queued = {MAX_QUEUED}",
+            f"max_waiting = {MAX_WAITING}",
             f"max_offers = {MAX_OFFERS}",
+            "[integrity]",
+            f'verify = "{dice.choice(["off", "sample", "full"])}"',
+            f"scrub = {dice.choice(['true', 'false'])}",
+            f"scrub_targets = {dice.choice(['true', 'false'])}",
             "[arena]",
             f'size = "{dice.choice([32, 64, 128])}KiB"',
             "[transport.tcp]",
@@ -193,7 +203,7 @@ class ChaosSite:
         prefer = first if not self._numbers[name] else dice.choice([["tcp"], ["shm"], ["shm", "tcp"]])
         # Room for its clients' caches, and for staging much or little.
         cache = 2 * content.LAYERS * content.CHANNELS * 48
-        capacity = CLIENTS[name] * cache + dice.choice([128, 512, 2048])
+        capacity = self.counts[name] * cache + dice.choice([256, 512, 2048])
         lines += [
             "[transport.shm]",
             "chunk = 4096",
@@ -301,7 +311,7 @@ class ChaosSite:
             await self.proxies[name].start()
         await asyncio.gather(*(self.start(name) for name in PREFILL))
         await asyncio.gather(*(self.start(name) for name in DECODE))
-        names = [f"{agent}/{i}" for agent, many in CLIENTS.items() for i in range(many)]
+        names = [f"{agent}/{i}" for agent, many in self.counts.items() for i in range(many)]
         await asyncio.gather(*map(self.start_client, names))
 
     def set_weather(self, sky: Sky) -> None:
