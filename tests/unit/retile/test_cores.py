@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawk.errors import InvalidArgument
+from hawk.layouts.compiled import CodecInfo
 from hawk.retile import cpu, native
 from hawk.retile.build import build_program
 from tests.unit.retile import layouts as lay
@@ -253,22 +255,97 @@ def test_short_channels_are_refused(core):
         move(core, program, pieces, src, frozen)
 
 
-@pytest.mark.skipif("c" not in CORES, reason="the C core is not built")
-def test_every_instruction_set_gives_the_same_bytes():
-    shape = lay.shape_of(blocks=2, dim=64)
-    core, best = native.core(), native.core().level()
-    levels = ["baseline", "avx2", "avx512"]
+@contextmanager
+def at_level(name):
+    """The C core with the kernels of one instruction set."""
+    core = native.core()
+    best = core.level()
+    assert core.set_level(name) == name
     try:
-        for name in levels[: levels.index(best) + 1]:
-            assert core.set_level(name) == name
-            for source, target in product(lay.CODECS.values(), lay.CODECS.values()):
-                for interleave in (False, True):
-                    b = lay.tiles(shape, target, channels=3, interleave=interleave)
-                    check(lay.nhd(shape, source), b, cores=("c",), seed=3)
+        yield
     finally:
         core.set_level(best)
+
+
+def levels():
+    every = ["baseline", "avx2", "avx512"]
+    return every[: every.index(native.core().level()) + 1] if "c" in CORES else []
+
+
+def same_bytes(a, b, *, token=0, tokens=None, seed=0, kv=0):
+    """The C core at every level against the numpy core, which the tests above hold to the documented sums."""
+    rng = np.random.default_rng(seed)
+    program = build_program(a, b, kv)
+    tokens = tokens or min(a.shape.block_size * a.shape.blocks, b.shape.block_size * b.shape.blocks) - token
+    tables = [rng.permutation(x.shape.blocks).tolist() for x in (a, b)]
+    pieces = slow.pieces_of(program, a, b, kv, 0, *tables, token, tokens)
+    src = slow.buffers(a, rng=rng)
+    want = slow.buffers(b, 0xA5)
+    move("numpy", program, pieces, src, want)
+    for level in levels():
+        with at_level(level):
+            got = slow.buffers(b, 0xA5)
+            move("c", program, pieces, src, got)
+            for c, (x, y) in enumerate(zip(got, want, strict=True)):
+                assert np.array_equal(x, y), f"{level}, channel {c}, byte {np.flatnonzero(x != y)[:8]}"
+
+
+@pytest.mark.skipif("c" not in CORES, reason="the C core is not built")
+@pytest.mark.parametrize("source", lay.CODECS.values(), ids=lay.CODECS)
+def test_every_instruction_set_gives_the_same_bytes(source):
+    shape = lay.shape_of(blocks=2, dim=64)
+    for target in lay.CODECS.values():
+        for interleave in (False, True):
+            same_bytes(lay.nhd(shape, source), lay.tiles(shape, target, channels=3, interleave=interleave))
+            same_bytes(lay.tiles(shape, source, interleave=interleave), lay.nhd(shape, target), token=3)
+    for mx in lay.MX.values():
+        same_bytes(lay.nhd(shape, source), lay.tiles(shape, mx, tile=32, face=32))
+        same_bytes(lay.tiles(shape, mx, tile=32, face=32), lay.nhd(shape, source))
     with pytest.raises(ValueError, match="no such level"):
-        core.set_level("mmx")
+        native.core().set_level("mmx")
+
+
+@pytest.mark.skipif("c" not in CORES, reason="the C core is not built")
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3fn", "fp8_e5m2"])
+def test_factors(name):
+    """A constant scale on either side, on both, and the same one, which changes no bit."""
+    shape = lay.shape_of(blocks=2, dim=64)
+    factors = [CodecInfo(name, 8, 1, True, float(np.float32(f))) for f in (0.0123, 3e-20, 700.0)]
+    for scaled in factors:
+        for other in (*lay.CODECS.values(), *factors):
+            same_bytes(lay.nhd(shape, scaled), lay.tiles(shape, other), token=3, tokens=40)
+            same_bytes(lay.nhd(shape, other), lay.hnd(shape, scaled), token=3, tokens=40)
+    a, b = lay.nhd(shape, factors[0]), lay.nhd(shape, factors[1])
+    check(a, lay.tiles(shape, lay.BF16))
+    check(lay.nhd(shape, lay.FP32), a)
+    program, pieces, src, dst = check(a, a)
+    got = [d.copy() for d in dst]
+    move("c", program, pieces, src, got)
+    move("numpy", build_program(a, b, 0), pieces, src, dst)
+    assert not np.array_equal(got[0], dst[0])
+
+
+DIGITS = (("slot", 1, 4), ("slot", 4, 8), ("head", 1, 4), ("dim", 1, 2), ("dim", 2, 8), ("dim", 16, 4))
+
+
+@pytest.mark.skipif("c" not in CORES, reason="the C core is not built")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.permutations(DIGITS),
+    st.permutations(DIGITS),
+    st.sampled_from([lay.BF16, lay.FP32, lay.E4M3]),
+    st.sampled_from([lay.BF16, lay.FP32, lay.E4M3]),
+    st.sampled_from([(0, 64), (5, 40)]),
+)
+def test_any_order_of_digits(source, target, a, b, tokens):
+    """Runs, woven and picked apart by twos and fours, transposed, or neither: every way through a box."""
+    shape = lay.shape_of(heads=4, dim=64, block_size=32, blocks=2, kvs=1)
+    page = [("block", 1, 2)]
+    sides = [
+        lay.compiled("any", shape, codec, page, order, buffers=("layer", "kv"))
+        for codec, order in ((a, source), (b, target))
+    ]
+    same_bytes(*sides, token=tokens[0], tokens=tokens[1])
 
 
 @pytest.mark.parametrize("core", CORES)
