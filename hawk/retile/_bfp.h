@@ -152,3 +152,64 @@ FUSED(runs_bfp4, 4, 0)
 FUSED(weave_bfp8, 8, 1)
 FUSED(weave_bfp4, 4, 1)
 #undef FUSED
+
+#ifdef WITH_AVX512
+/* The other way, two groups to a register.  A magnitude becomes the bf16 of a whole number by a table in registers, and the
+ * group's scale is added to its exponent's field; where the result may be denormal the long way is taken. */
+TARGET static ALWAYS __m512i FN(bfp_value)(__m512i code, int bits, const uint8_t *shared, const __m512i *table)
+{
+    const int keep = bits - 1;
+    __m512i m = _mm512_and_si512(code, _mm512_set1_epi16((short)((1 << keep) - 1)));
+    __m512i v;
+    if (bits == 8) {
+        v = _mm512_permutex2var_epi16(table[0], m, table[1]);
+        v = _mm512_mask_mov_epi16(v, _mm512_test_epi16_mask(m, _mm512_set1_epi16(64)),
+                                  _mm512_permutex2var_epi16(table[2], m, table[3]));
+    } else {
+        v = _mm512_permutexvar_epi16(m, table[0]);
+    }
+    __m512i scale = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_set1_epi16((short)((shared[0] - 126 - keep) * 128))),
+                                       _mm256_set1_epi16((short)((shared[1] - 126 - keep) * 128)), 1);
+    v = _mm512_mask_add_epi16(v, _mm512_test_epi16_mask(m, m), v, scale);
+    v = _mm512_min_epu16(v, _mm512_set1_epi16(0x7f80));
+    __m512i sign = _mm512_slli_epi16(_mm512_srli_epi16(code, keep), 15);
+    return _mm512_or_si512(v, sign);
+}
+
+TARGET static ALWAYS void FN(bfp_bf16)(const uint8_t *from, const uint8_t *shared, int64_t n, uint8_t *to, int bits)
+{
+    const int keep = bits - 1, two = 2 * GROUP;
+    __m512i table[4];
+    for (int k = 0; k < 4; k++)
+        table[k] = _mm512_loadu_si512(&whole_bf16[32 * k]);
+    for (; n >= two; n -= two, from += two * bits / 8, to += 2 * two, shared += 2) {
+        if (shared[0] < keep || shared[1] < keep) {
+            (bits == 8 ? bfp8_bf16_avx2 : bfp4_bf16_avx2)(from, shared, two, to, NULL);
+            continue;
+        }
+        __m512i code;
+        if (bits == 8) {
+            code = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)from));
+        } else {
+            __m512i pair = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
+            code = _mm512_or_si512(_mm512_and_si512(pair, _mm512_set1_epi32(15)),
+                                   _mm512_slli_epi32(_mm512_srli_epi32(pair, 4), 16));
+        }
+        _mm512_storeu_si512(to, FN(bfp_value)(code, bits, shared, table));
+    }
+    if (n > 0)
+        (bits == 8 ? bfp8_bf16_avx2 : bfp4_bf16_avx2)(from, shared, n, to, NULL);
+}
+
+TARGET static void FN(bfp8_bf16)(const uint8_t *from, const uint8_t *fs, int64_t n, uint8_t *to, uint8_t *ts)
+{
+    (void)ts;
+    FN(bfp_bf16)(from, fs, n, to, 8);
+}
+
+TARGET static void FN(bfp4_bf16)(const uint8_t *from, const uint8_t *fs, int64_t n, uint8_t *to, uint8_t *ts)
+{
+    (void)ts;
+    FN(bfp_bf16)(from, fs, n, to, 4);
+}
+#endif

@@ -18,7 +18,7 @@ static int is_whole(const struct call *c, int64_t i)
     return c->column[LO][i] <= 0 && c->column[HI][i] > c->last_row && c->column[COLS][i] > c->last_col;
 }
 
-/* Source lines of a whole piece, as byte offsets from its first element; `lines` is 0 where the hardware sees far
+/* Lines of a whole piece on one side, as byte offsets from its first element; `lines` is 0 where the hardware sees far
  * enough ahead by itself, because the runs are long. */
 #define MAX_LINES 96
 struct ahead {
@@ -26,18 +26,19 @@ struct ahead {
     int64_t at[MAX_LINES];
 };
 
-static void look_ahead(struct ahead *a, const struct call *c)
+static void look_ahead(struct ahead *a, const struct call *c, int target)
 {
     struct loop l[MAX_LOOPS];
-    int n = 0, bits = BITS[c->whole.work.src_codec];
+    int n = 0, bits = BITS[target ? c->whole.work.dst_codec : c->whole.work.src_codec];
     a->lines = 0;
-    for (int i = 0; i < c->loops; i++) { /* by source stride, smallest first */
+    for (int i = 0; i < c->loops; i++) { /* by stride, smallest first */
         if (c->loop[i].ext == 1)
             continue;
+        int64_t step = target ? c->loop[i].dst : c->loop[i].src;
         int k = n++;
-        for (; k > 0 && l[k - 1].src > c->loop[i].src; k--)
+        for (; k > 0 && l[k - 1].src > step; k--)
             l[k] = l[k - 1];
-        l[k] = c->loop[i];
+        l[k] = (struct loop){c->loop[i].ext, step, 0, 0, 0};
     }
     int64_t run = 1, lines = 1;
     int first = 0;
@@ -123,17 +124,23 @@ static void execute(struct call *c, int64_t begin, int64_t end, int flags)
 {
     struct nest *t = &c->whole;
     const int stream = (flags & STREAM) != 0;
-    struct ahead ahead;
-    look_ahead(&ahead, c);
-    t->move.far = !ahead.lines;
+    struct ahead from, into;
+    look_ahead(&from, c, 0);
+    look_ahead(&into, c, 1);
+    if (stream && t->lines)
+        into.lines = 0; /* what goes past the caches is not read first */
+    t->move.far = !from.lines;
     for (int64_t i = begin; i < end; i++) {
-        int64_t s = c->column[SRC_START][i], d = c->column[DST_START][i];
-        if (i + AHEAD < end && is_whole(c, i + AHEAD)) {
-            const uint8_t *next = (const uint8_t *)c->src[c->column[SRC_CHANNEL][i + AHEAD]].buf +
-                                  c->column[SRC_PAGE][i + AHEAD] + t->work.src_header +
-                                  c->column[SRC_START][i + AHEAD] * BITS[t->work.src_codec] / 8;
-            for (int k = 0; k < ahead.lines; k++)
-                __builtin_prefetch(next + ahead.at[k], 0, 2);
+        int64_t s = c->column[SRC_START][i], d = c->column[DST_START][i], next = i + AHEAD;
+        if (next < end && is_whole(c, next)) {
+            const uint8_t *read = (const uint8_t *)c->src[c->column[SRC_CHANNEL][next]].buf + c->column[SRC_PAGE][next] +
+                                  t->work.src_header + c->column[SRC_START][next] * BITS[t->work.src_codec] / 8;
+            const uint8_t *written = (const uint8_t *)c->dst[c->column[DST_CHANNEL][next]].buf + c->column[DST_PAGE][next] +
+                                     t->work.dst_header + c->column[DST_START][next] * BITS[t->work.dst_codec] / 8;
+            for (int k = 0; k < from.lines; k++)
+                __builtin_prefetch(read + from.at[k], 0, 2);
+            for (int k = 0; k < into.lines; k++)
+                __builtin_prefetch(written + into.at[k], 1, 2);
         }
         if (is_whole(c, i)) {
             prepare(t, c, i, 1);

@@ -111,22 +111,6 @@ TARGET static ALWAYS void FN(share)(const uint8_t *shared, int64_t n, uint32_t *
                 x[i] = FN(decode)(code[i], of[i], BITS - 1);                                                      \
         }                                                                                                         \
     }                                                                                                             \
-    /* Exact: 7 bits, and bf16 has the same denormals' range. */                                                  \
-    TARGET static void FN(bfp##BITS##_bf16)(const uint8_t *from, const uint8_t *shared, int64_t n, uint8_t *to,   \
-                                            uint8_t *ts)                                                          \
-    {                                                                                                             \
-        uint32_t of[CHUNK];                                                                                       \
-        uint8_t wide[CHUNK];                                                                                      \
-        (void)ts;                                                                                                 \
-        for (; n > 0; n -= CHUNK, from += CHUNK * BITS / 8, shared += CHUNK / GROUP, to += 2 * CHUNK) {           \
-            int some = n < CHUNK ? (int)n : CHUNK;                                                                \
-            u16 *restrict out = (u16 *)(void *)to;                                                                \
-            const uint8_t *code = CODES(from, wide, some);                                                        \
-            FN(share)(shared, some, of);                                                                          \
-            for (int i = 0; i < some; i++)                                                                        \
-                out[i] = (uint16_t)(FN(decode)(code[i], of[i], BITS - 1) >> 16);                                  \
-        }                                                                                                         \
-    }                                                                                                             \
     TARGET static void FN(write_bfp##BITS)(const u32 *restrict x, int64_t n, uint8_t *to, uint8_t *shared)        \
     {                                                                                                             \
         enum { KEEP_BITS = BITS - 1, DROP = 24 - KEEP_BITS };                                                     \
@@ -164,6 +148,29 @@ TARGET static ALWAYS void FN(share)(const uint8_t *shared, int64_t n, uint32_t *
 BFP(8, AS_THEY_ARE)
 BFP(4, UNPACKED)
 #undef BFP
+#ifndef WITH_AVX512
+/* Exact: 7 bits, and bf16 has the same denormals' range. */
+#define BFP_BF16(BITS, CODES)                                                                                     \
+    TARGET static void FN(bfp##BITS##_bf16)(const uint8_t *from, const uint8_t *shared, int64_t n, uint8_t *to,   \
+                                            uint8_t *ts)                                                          \
+    {                                                                                                             \
+        uint32_t of[CHUNK];                                                                                       \
+        uint8_t wide[CHUNK];                                                                                      \
+        (void)ts;                                                                                                 \
+        for (; n > 0; n -= CHUNK, from += CHUNK * BITS / 8, shared += CHUNK / GROUP, to += 2 * CHUNK) {           \
+            int some = n < CHUNK ? (int)n : CHUNK;                                                                \
+            u16 *restrict out = (u16 *)(void *)to;                                                                \
+            const uint8_t *code = CODES(from, wide, some);                                                        \
+            FN(share)(shared, some, of);                                                                          \
+            for (int i = 0; i < some; i++)                                                                        \
+                out[i] = (uint16_t)(FN(decode)(code[i], of[i], BITS - 1) >> 16);                                  \
+        }                                                                                                         \
+    }
+
+BFP_BF16(8, AS_THEY_ARE)
+BFP_BF16(4, UNPACKED)
+#undef BFP_BF16
+#endif
 #undef SIZE
 
 /* -- blocks of 32 under a scale -- */

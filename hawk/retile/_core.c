@@ -291,6 +291,7 @@ static int start(PyObject *module)
 {
     (void)module;
     level_of = detect();
+    make_table();
     return 0;
 }
 

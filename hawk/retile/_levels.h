@@ -16,6 +16,7 @@ typedef uint32_t v4 __attribute__((vector_size(16)));
 struct move {
     void (*run)(const struct move *, const uint8_t *from, uint8_t *to);
     int64_t runs, na, nb, bytes; /* bytes of a contiguous run */
+    int64_t from_step, to_step;  /* elements, of a strided mover */
     int far;                     /* whether lines are to be asked for ahead of their use: nobody else does */
     int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
 };
@@ -37,8 +38,17 @@ struct converters {
 
 /* By width: 1, 2 and 4 bytes; of twos and of fours. */
 struct movers {
-    mover runs, gather[3], transpose[3], weave[2][3], unweave[2][3];
+    mover runs, strided[3], gather[3], transpose[3], weave[2][3], unweave[2][3];
 };
+
+/* The bf16 of whole numbers, exact. */
+static uint16_t whole_bf16[128];
+
+static void make_table(void)
+{
+    for (int m = 0; m < 128; m++)
+        whole_bf16[m] = (uint16_t)(bits_of((float)m) >> 16);
+}
 
 #define FN(name) name##_baseline
 #define TARGET

@@ -47,6 +47,18 @@ TARGET static void FN(move_runs)(const struct move *m, const uint8_t *from, uint
         }                                                                                                         \
     }
 
+#define STRIDED(W, T)                                                                                             \
+    TARGET static void FN(strided##W)(const struct move *m, const uint8_t *from, uint8_t *to)                     \
+    {                                                                                                             \
+        for (int64_t k = 0; k < m->runs; k++) {                                                                   \
+            const T *restrict f = (const T *)(const void *)(from + m->src_at[k]);                                 \
+            T *restrict t = (T *)(void *)(to + m->dst_at[k]);                                                     \
+            const int64_t fs = m->from_step, ts = m->to_step;                                                     \
+            for (int64_t i = 0; i < m->nb; i++)                                                                   \
+                t[i * ts] = f[i * fs];                                                                            \
+        }                                                                                                         \
+    }
+
 /* `nb` source runs of `na` elements become `na` target runs of `nb` elements; a_at and b_at say where these begin. */
 #define TRANSPOSE(W, T, V, N, LOW, HIGH)                                                                          \
     TARGET static ALWAYS void FN(zip##W)(const uint8_t *a, const uint8_t *b, uint8_t *to)                         \
@@ -194,6 +206,9 @@ TARGET static void FN(move_runs)(const struct move *m, const uint8_t *from, uint
 #define EVEN4(a, b) SHUFFLE(v4, a, b, 0, 2, 4, 6)
 #define ODD4(a, b) SHUFFLE(v4, a, b, 1, 3, 5, 7)
 
+STRIDED(1, uint8_t)
+STRIDED(2, u16)
+STRIDED(4, u32)
 GATHER(1, uint8_t)
 GATHER(2, u16)
 GATHER(4, u32)
@@ -206,6 +221,7 @@ PICK_APART(4, u32, v4, 4, EVEN4, ODD4)
 
 static const struct movers FN(movers) = {
     .runs = FN(move_runs),
+    .strided = {FN(strided1), FN(strided2), FN(strided4)},
     .gather = {FN(gather1), FN(gather2), FN(gather4)},
     .transpose = {FN(transpose1), FN(transpose2), FN(transpose4)},
     .weave = {{FN(weave2_1), FN(weave2_2), FN(weave2_4)}, {FN(weave4_1), FN(weave4_2), FN(weave4_4)}},
@@ -214,6 +230,7 @@ static const struct movers FN(movers) = {
 
 #undef SHUFFLE
 #undef FETCH
+#undef STRIDED
 #undef GATHER
 #undef TRANSPOSE
 #undef PICK_APART

@@ -67,6 +67,17 @@ static int move_runs(struct move *m, const struct loop *l, int n, int width)
     return finish(m, l, n, width);
 }
 
+/* Element by element, with a step on either side: what the target has no runs of. */
+static int move_strided(struct move *m, const struct loop *l, int n, int width)
+{
+    m->run = movers()->strided[width == 4 ? 2 : width - 1];
+    m->bytes = width;
+    m->nb = l[n - 1].ext;
+    m->from_step = l[n - 1].src;
+    m->to_step = l[n - 1].dst;
+    return finish(m, l, n - 1, width);
+}
+
 /* In the source's order: what reads is fetched ahead, what is written lies in a scratch. */
 static void by_source(struct move *m)
 {
@@ -158,7 +169,15 @@ static int plan_move(struct move *m, const struct loop *loops, int n, int width)
             return finish(m, outer, outers, width);
         }
     }
-    /* As many inner loops as there is room for. */
+    /* As many inner loops as there is room for; one that is too long is cut. */
+    if (l[n - 1].ext > MAX_RUNS && n <= MAX_LOOPS) {
+        int64_t low = MAX_RUNS;
+        while (l[n - 1].ext % low)
+            low--;
+        l[n] = (struct loop){low, l[n - 1].src, l[n - 1].dst, 0, 0};
+        l[n - 1] = (struct loop){l[n - 1].ext / low, l[n - 1].src * low, l[n - 1].dst * low, 0, 0};
+        n++;
+    }
     for (inner = n, filled = 1; inner > 0 && filled * l[inner - 1].ext <= MAX_RUNS; inner--)
         filled *= l[inner - 1].ext;
     m->run = use->gather[w];

@@ -33,7 +33,7 @@ struct nest {
     int lines;                                        /* whether these are whole lines, if the box begins on one */
     int64_t unit;                                     /* elements of one token that are contiguous in the target */
     int unit_level;
-    struct move move;
+    struct move move, put; /* put: the image into the target */
     fusion fused; /* moves and converts at once, or NULL */
     struct conversion decode, encode, edge; /* edge: of a piece's part, element by element */
     struct work work;
@@ -119,18 +119,30 @@ static int plan_decode(struct nest *t, struct loop *within)
 static int plan_box(struct nest *t)
 {
     struct work *w = &t->work;
-    const int64_t size = group_of(w->dst_codec);
+    const int64_t size = group_of(w->dst_codec), bits = BITS[w->dst_codec];
     int level = t->inner;
     t->out = 1;
     for (; level > 0 && t->in[level - 1].dst == t->out; level--)
         t->out *= t->in[level - 1].ext;
+    if (w->same && size == 1 && t->out * width_of(w->src_codec) < 8) {
+        struct loop l[MAX_LOOPS + 2];
+        t->kind = COPY;
+        return move_strided(&t->move, l, merge(t->in, t->inner, l), width_of(w->src_codec));
+    }
     t->outs = spread(t->in, level, 1, t->out_at, MAX_RUNS);
     if (t->outs < 0 || t->out % size)
         return 0;
+    t->put.run = movers()->runs;
+    t->put.runs = t->outs;
+    t->put.bytes = t->out * bits / 8;
+    for (int64_t k = 0; k < t->outs; k++) {
+        t->put.src_at[k] = k * t->put.bytes;
+        t->put.dst_at[k] = t->out_at[k] * bits / 8;
+    }
     int64_t all = t->out;
     for (int64_t k = 0; k < t->outs; k++)
         all |= t->out_at[k];
-    t->lines = all * BITS[w->dst_codec] % 512 == 0;
+    t->lines = all * bits % 512 == 0;
     t->edge = conversion(group_of(w->src_codec) > 1 ? FP32 : w->src_codec, w->dst_codec,
                          group_of(w->src_codec) > 1 ? 1 : w->src_factor, w->dst_factor);
     t->unit = 1;

@@ -19,13 +19,17 @@ static void put(uint8_t *to, const uint8_t *from, int64_t n, int stream)
 static void flush(const struct nest *t, int64_t d, int stream)
 {
     const struct work *w = &t->work;
-    const int64_t bits = BITS[w->dst_codec], size = group_of(w->dst_codec), bytes = t->out * bits / 8;
-    uint8_t *codes = w->dst + w->dst_header + d * bits / 8, *shared = w->dst + d / size;
-    for (int64_t k = 0; k < t->outs; k++) {
-        put(codes + t->out_at[k] * bits / 8, t->room->image + k * bytes, bytes, stream);
-        if (size > 1)
-            put(shared + t->out_at[k] / size, t->room->shared + k * (t->out / size), t->out / size, stream);
-    }
+    const int64_t size = group_of(w->dst_codec), each = t->out / size;
+    uint8_t *codes = w->dst + w->dst_header + d * BITS[w->dst_codec] / 8;
+#if defined(X86)
+    if (stream && ((uintptr_t)codes & 63) == 0)
+        PICK(stream_runs)(&t->put, t->room->image, codes);
+    else
+#endif
+        t->put.run(&t->put, t->room->image, codes);
+    if (size > 1)
+        for (int64_t k = 0; k < t->outs; k++)
+            put(w->dst + (d + t->out_at[k]) / size, t->room->shared + k * each, each, stream);
 }
 
 /* Of a box that an edge cuts: elements from `limit` on are there, the others are 0; rows before the first stay untouched. */
