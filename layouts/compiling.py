@@ -324,12 +324,12 @@ class Compiler:
             ours, theirs = ([d for d in p.page if d.axis == "kv"] for p in (first, other))
             if ours == theirs:
                 ours, theirs = ([d for d in p.inside if d.axis == "kv"] for p in (first, other))
-                if ours or theirs:
+                if ours == theirs and ours and _rows_of_pages(first) != _rows_of_pages(other):
                     raise self._error(
-                        "K and V share pages but lie differently in them",
+                        "K and V share pages that hold other blocks, tokens or heads of the one than of the other",
                         "piece",
-                        "kv behind '|'",
-                        "kv before '|'",
+                        "other digits before '|'",
+                        "the same digits there, but those of dim",
                     )
             if ours != theirs:
                 raise self._error(
@@ -372,6 +372,11 @@ class Compiler:
 def _scaled(info: CodecInfo) -> bool:
     """Whether elements of this codec are multiplied by a scale that the layout speaks of."""
     return info.bits == 8 and info.group == 1
+
+
+def _rows_of_pages(piece: CompiledPiece) -> list[Digit]:
+    """The digits of a page's number that tell which rows it holds."""
+    return [d for d in piece.page if d.axis != "dim" and d.ext > 1]
 
 
 def _strides(digits: Sequence[Digit]) -> str:

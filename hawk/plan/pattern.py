@@ -137,9 +137,16 @@ def _inside(layout: CompiledLayout, kv: int, axis: Axis) -> I64:
     piece = layout.piece(kv)
     position = np.arange(piece.elements, dtype=np.int64)
     index = np.zeros_like(position)
-    for d in piece.inside:
-        if d.axis == axis:
-            index += position // d.stride % d.ext * d.div
+    for own in layout.pieces if layout.shares_pages else (piece,):
+        # Where K and V share pages but lie differently in them, each position is one of either.
+        ours = np.zeros_like(position)
+        held = np.zeros_like(position)
+        for d in own.inside:
+            if d.axis == axis:
+                ours += position // d.stride % d.ext * d.div
+            elif d.axis == "kv":
+                held += position // d.stride % d.ext * d.div
+        index = np.where(np.isin(held, own.kvs), ours, index)
     return index
 
 

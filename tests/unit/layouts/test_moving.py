@@ -5,8 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+from hawk import convert
 from hawk.errors import LayoutError
 from hawk.layouts import CacheShape, CompiledLayout, Layout, load
+from hawk.plan.types import Selection
+from hawk.retile import native
+from tests.reference import scales
 from tests.unit.layouts import moving, placing
 from tests.unit.layouts.test_compile import layout, prove_by_force
 
@@ -164,8 +168,74 @@ def test_k_and_v_may_share_pages():
     assert compiled.locate(1, 1, 1, 1, 2, 3) == (1, 0, compiled.page_stride, ((1 * 3 + 2) * 2 + 1) * 4 + 3)
     apart = layout("block head slot kv dim", buffers="layer").compile(shape)
     assert (apart.pages, apart.shares_pages, list(apart.plane_kvs)) == (24, False, [0, 1])
-    text = 'name = "cpu"\ncodec = "bf16"\nbuffers = "layer"\n'
-    for kv, order in enumerate(("block head | kv dim slot", "block head | kv slot dim")):
+    prove_by_force(
+        Layout.from_toml(both("block head | kv dim slot", "block head | kv slot dim")).compile(shape)
+    )
+    with pytest.raises(LayoutError, match=r"share pages that hold other blocks.*the same digits"):
+        Layout.from_toml(both("block head | kv slot dim", "head block | kv dim slot")).compile(shape)
+    with pytest.raises(LayoutError, match="kv lies at different digits"):
+        Layout.from_toml(both("block head | kv slot dim", "block head | dim slot kv")).compile(shape)
+
+
+def both(k: str, v: str, codec: str = "bf16") -> str:
+    """A layout in which K and V lie differently."""
+    text = f'name = "cpu"\ncodec = "{codec}"\nbuffers = "layer"\n'
+    for kv, order in enumerate((k, v)):
         text += f'[[piece]]\nwhere = "kv={kv}"\norder = "{order}"\n'
-    with pytest.raises(LayoutError, match=r"share pages but lie differently.*kv before '\|'"):
-        Layout.from_toml(text).compile(shape)
+    return text
+
+
+@pytest.mark.parametrize("core", moving.CORES)
+@pytest.mark.parametrize(("token", "part"), [(0, ()), (7, ()), (16, (1, 1, 0)), (5, (0, 1, 1))])
+def test_k_and_v_lie_differently_in_one_page(token, part, core):
+    """K transposed, then V, of all heads of a block in one page: bytes by numpy's own transposing, and no others."""
+    near, far = CacheShape(2, 2, 8, 6, 9), CacheShape(2, 2, 8, 16, 4)
+    page = Layout.from_toml(both("block | head kv dim slot", "block | head kv slot dim"))
+    src, dst = load("vllm/nhd").compile(near), page.compile(far)
+    assert (dst.pages, dst.shares_pages) == (4, True)
+    rng = np.random.default_rng(token)
+    array = rng.integers(0, 65536, (2, 2, 9, 6, 2, 8)).astype(np.uint16)
+    out = np.full(convert.nbytes(dst), 0x5A, np.uint8)
+    selection = Selection(0, 2, token, 50 - token, (), *part)
+    with native.using(core):
+        convert.convert(array, src, dst, selection=selection, out=out)
+    want = np.full((2, 4, 2, 2, 128), 0x5A5A, np.uint16)  # layer, block, head, kv
+    tokens = array.reshape(2, 2, 54, 2, 8)
+    for layer, kv, block, head in np.ndindex(2, 2, 4, 2):
+        if part and head != part[0]:
+            continue
+        cells = want[layer, block, head, kv].reshape((16, 8) if kv else (8, 16))
+        rows = cells if kv else cells.T
+        for slot in range(16):
+            t = block * 16 + slot
+            if t >= token:
+                rows[slot] = tokens[layer, kv, t, part[2] if part else head] if t < 50 else 0
+    assert np.array_equal(out.view(np.uint16).reshape(want.shape), want)
+    if not part and not token:
+        back = convert.convert(out, dst, src, selection=Selection(0, 2, 0, 50))
+        assert np.array_equal(back.view(np.uint16).reshape(tokens.shape)[:, :, :50], tokens[:, :, :50])
+
+
+@pytest.mark.parametrize("core", moving.CORES)
+def test_scales_of_k_and_v_share_a_page(core):
+    """K and V of a token and head side by side, their scales behind the page: moved, and made anew."""
+    near, far = CacheShape(2, 2, 8, 6, 8), CacheShape(2, 2, 8, 16, 3)
+    text = 'name = "t"\ncodec = "int8"\nbuffers = "layer"\n[scale]\nplace = "page"\ndtype = "fp32"\n'
+    text += 'order = "block | slot head kv"\n[[piece]]\norder = "block | slot head kv dim"\n'
+    mine, other = Layout.from_toml(text).compile(near), Layout.from_toml(text).compile(far)
+    x = np.random.default_rng(0).standard_normal((2, 2, 8, 2, 6, 8)).astype(np.float32)
+    rows = load("contiguous/bhsd").compile(near, codec="fp32")
+    elements, beside = scales.made(x, np.ones((8, 6), bool), (2, 2, 8, 2, 6, 1), "int8", "fp32")
+    with native.using(core):
+        packed = convert.convert(x, rows, mine)
+        moved = convert.convert(packed, mine, other)
+
+    def side_by_side(a: np.ndarray, slots: int) -> np.ndarray:
+        """[layer, block, bytes] of slot, head, kv, dim."""
+        a = np.ascontiguousarray(a.transpose(0, 2, 4, 3, 1, 5))
+        return a.reshape(2, 48 // slots, -1).view(np.uint8)
+
+    for got, slots in ((packed, 6), (moved, 16)):
+        pages = got.reshape(2, 48 // slots, -1)
+        want = [side_by_side(elements.astype(np.int8), slots), side_by_side(beside, slots)]
+        assert np.array_equal(pages, np.concatenate(want, axis=-1))
