@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hawk.control.messages import Accepted, Fetch, PeerMessage, Prepared
-from hawk.errors import BadFrame, HawkError, Unverifiable, VerificationFailed, from_wire
+from hawk.errors import BadFrame, HawkError, InvalidArgument, Unverifiable, VerificationFailed, from_wire
 from hawk.jobs import dialogue, verify
 from hawk.jobs.verify import Verifier
 from hawk.memory.region import Moves, Segments
@@ -330,3 +330,15 @@ async def test_wrong_twice_is_wrong(verifying: Callable[..., None]) -> None:
             await made.fetch(made.offer().claim).run()
         await made.serving.idle()
         assert made.metrics.value("hawk_verify_mismatches_total") == 2
+
+
+async def test_more_checks_than_a_message_holds_are_refused_by_name(
+    verifying: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "_MOST", 3)
+    async with rig() as made:
+        verifying(made)
+        with pytest.raises(InvalidArgument, match=r"integrity\.verify: the chunk has more parts") as caught:
+            await made.fetch(made.offer().claim).run()
+        assert caught.value.hint is not None
+        await made.serving.idle()
