@@ -11,9 +11,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from hawk._version import __version__
-from hawk.agent import report
 from hawk.agent.draining import Drainer
 from hawk.agent.limits import Limits
+from hawk.agent.observing import observe, watch_arena, watch_memory
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
 from hawk.control.dns import DnsPeers
@@ -38,10 +38,8 @@ from hawk.jobs.states import settle
 from hawk.jobs.verify import Verifier
 from hawk.memory import registry as memories
 from hawk.memory.arena import Arena
-from hawk.observe.http import ObserveServer
 from hawk.observe.log import get as get_log
 from hawk.observe.metrics import Metrics
-from hawk.observe.watchdog import LoopWatch, Watchdog
 from hawk.retile import native
 from hawk.retile.cpu import Retiler
 from hawk.transports import registry as transports
@@ -164,6 +162,7 @@ class Agent:
             on_closed=self.service.closed,
             shut=lambda: self._doorkeeper.shut,
         )
+        await observe(self, stack, self._doorkeeper.look)
         log.info(
             "agent starting: filling its memory, which may take a second for each GiB",
             name=config.agent.name,
@@ -176,8 +175,8 @@ class Agent:
             memory = await _filled(functools.partial(memories.create, entry.kind, name, entry.options))
             self.memories[name] = memory
             stack.callback(memory.close)
-            self._watch(name, memory)
-        self.metrics.watch_pool("arena", self._arena_states)
+            watch_memory(self, name, memory)
+        watch_arena(self, self.arena)
         await self._start_transports()
         retiler = Retiler(config.retile.threads or len(os.sched_getaffinity(0)))
         stack.callback(retiler.close)
@@ -186,7 +185,6 @@ class Agent:
         self._quarantine = Quarantine(self.arena)
         stack.push_async_callback(self._quarantine.close)
         self._start_jobs(control, known, secure, retiler)
-        await self._start_observing()
         self._sidecar.start()
         stack.callback(self._sidecar.close)
         self.service.start()
@@ -201,18 +199,6 @@ class Agent:
             transports=list(self.transports),
             memories=list(self.memories),
         )
-
-    def _watch(self, name: str, memory: Memory) -> None:
-        def states() -> dict[str, int]:
-            free = sum(memory.free_bytes())
-            return {"free": free, "owned": memory.channels * memory.channel_bytes - free}
-
-        self.metrics.watch_pool(name, states)
-
-    def _arena_states(self) -> dict[str, int]:
-        allocator = self.arena.allocator
-        free, kept = allocator.free_bytes, allocator.quarantined_bytes
-        return {"free": free, "quarantined": kept, "owned": self.arena.region.nbytes - free - kept}
 
     async def _start_transports(self) -> None:
         why: dict[str, str] = {}
@@ -306,22 +292,6 @@ class Agent:
             scrub_targets=config.integrity.scrub_targets,
             reads=limits.reads,
         )
-
-    async def _start_observing(self) -> None:
-        watch = LoopWatch(self.config.agent.max_lag, self.metrics.loop_lag)
-        watch.start()
-        self._stack.callback(watch.stop)
-        self.metrics.watch(lambda: report.measure(self))
-        address = self.config.agent.observe
-        server = (
-            ObserveServer(address, self.metrics, lambda: report.not_ready(self), alive=watch.trouble)
-            if address
-            else None
-        )
-        if server is not None or not self.embedded:
-            watchdog = Watchdog(watch, server, self._doorkeeper.look)
-            self._stack.push_async_callback(watchdog.close)
-            await watchdog.start()
 
     # -- what the parts ask of it ------------------------------------------------------------------------
 

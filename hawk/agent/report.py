@@ -129,6 +129,8 @@ def jobs(agent: Agent, message: AskJobs) -> JobList:
 
 def measure(agent: Agent) -> None:
     """Sets the metrics that are read off the agent; called from the thread that serves them."""
+    if not agent.up:
+        return
     counts = Counts(agent)
     agent.metrics.jobs_now(queued=counts.queued, leases=counts.leases)
     up = {session.name: False for session in agent.peers.sessions}

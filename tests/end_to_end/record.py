@@ -151,6 +151,9 @@ async def _story(hp: Client, hd: Client, seen: Recorder) -> None:
     with contextlib.suppress(HawkError):  # answered by `Failed`, which is wanted here
         await hp.offer("none", cache, [9], tokens=TOKENS)
     await hp.status()
+    await hp.peers()
+    await hp.jobs()
+    await hp.drain()
     await cache.release()
 
 

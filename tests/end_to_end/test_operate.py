@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from hawk.errors import Draining, InvalidArgument, UnknownRequest
 from hawk.handles import DeviceCache, Fetch, OfferHandle
 from hawk.observe.http import split_address
 from tests.end_to_end import caches as c
+from tests.end_to_end import harness
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, npu
+from tests.end_to_end.test_lifecycle import SLOW
 
 HAWK = (sys.executable, "-c", "import hawk.cli; hawk.cli.main()")
 
@@ -262,3 +265,23 @@ async def test_health_and_metrics_of_a_running_agent(site: Site) -> None:
         prefill.kill()
         while 'hawk_peer_up{peer="p0"} 0.0' not in (await page(decode, "/metrics"))[1]:
             await asyncio.sleep(0.05)
+
+
+async def test_an_agent_that_fills_its_memory_lives_and_is_not_ready(
+    site: Site, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A probe must not end an agent for starting slowly."""
+    fifo = site.folder / "gate"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(harness, "COMMAND", (sys.executable, "-c", SLOW.format(fifo=str(fifo))))
+    loop = asyncio.get_running_loop()
+    starting = loop.run_in_executor(None, lambda: site.start("p0", observe="127.0.0.1:0"))
+    gate = await asyncio.wait_for(loop.run_in_executor(None, fifo.open, "w"), LIMIT)
+    request.addfinalizer(gate.close)
+    (agent,) = site.agents
+    assert await page(agent, "/livez") == (200, "ok\n")
+    assert await page(agent, "/readyz") == (503, "starting\n")
+    assert (await page(agent, "/metrics"))[0] == 200
+    gate.close()
+    await starting
+    assert await page(agent, "/readyz") == (200, "ok\n")
