@@ -35,6 +35,8 @@ def read_part(descr: PartDescr, field: str = "part") -> Part:
             descr.of_heads,
             range(descr.layer, descr.layer + descr.layers),
             descr.of_layers,
+            descr.copy,
+            descr.copies,
         )
     except InvalidArgument as fault:
         raise InvalidArgument(
@@ -45,7 +47,16 @@ def read_part(descr: PartDescr, field: str = "part") -> Part:
 def write_part(part: Part) -> PartDescr:
     """The part for a message."""
     heads, layers = part.heads, part.layers
-    return PartDescr(heads.start, len(heads), part.of_heads, layers.start, len(layers), part.of_layers)
+    return PartDescr(
+        heads.start,
+        len(heads),
+        part.of_heads,
+        layers.start,
+        len(layers),
+        part.of_layers,
+        part.copy,
+        part.copies,
+    )
 
 
 def part_of(descr: CacheDescr) -> Part:

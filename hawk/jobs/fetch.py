@@ -27,7 +27,7 @@ from hawk.jobs.states import State, Stoppable, settle
 from hawk.jobs.verify import Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
-from hawk.plan.part import Coverage
+from hawk.plan.part import Coverage, serves
 from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
@@ -203,16 +203,21 @@ class FetchJob(Stoppable):
         """Those that are needed, as far as their tickets say what they hold.
 
         The same ticket again, a part that others bring already, and one that the target needs nothing of are left
-        out.  Raises `PartsMismatch` where parts do not fit each other, or where nothing would bring some.
+        out; of several copies the one that is this target's to read is taken, if it is there.  Raises `PartsMismatch`
+        where parts do not fit each other, or where nothing would bring some.
         """
-        needed: list[Source] = []
+        mine = self.request.cache.part
+        sources = list(enumerate(self.request.sources))
+        sources.sort(key=lambda pair: pair[1].part is not None and not serves(pair[1].part, mine))
+        chosen: list[tuple[int, Source]] = []
         claims: set[str] = set()
-        for i, source in enumerate(self.request.sources):
+        for i, source in sources:
             if source.claim and source.claim in claims:
                 continue
             claims.add(source.claim)
             if source.part is None or self._coverage.take(source.part, f"tickets[{i}].part"):
-                needed.append(source)
+                chosen.append((i, source))
+        needed = [source for _, source in sorted(chosen, key=lambda pair: pair[0])]
         known = [source for source in needed if source.part is not None]
         if self._coverage.complete or len(known) == len(needed):
             self._coverage.check()

@@ -146,8 +146,9 @@ def _foreign() -> HawkError:
 class OfferBook:
     """All open offers of an agent, by request id, and how the latest ones ended.
 
-    A request may be offered in parts, each from a cache of its own; no two of them share a head of a layer.  An
-    offer's source blocks may be read by HAWK until `OfferEntry.ended` is set: that is when its engine may reuse them.
+    A request may be offered in parts, each from a cache of its own; no two of them share a head of a layer, unless
+    they say that they are copies.  An offer's source blocks may be read by HAWK until `OfferEntry.ended` is set: that
+    is when its engine may reuse them.
     """
 
     def __init__(self, limit: int, on_ended: Callable[[OfferEntry], None]) -> None:
@@ -165,7 +166,10 @@ class OfferBook:
     def add(self, entry: OfferEntry, ttl: float) -> None:
         """Opens an offer for `ttl` seconds; raises `AlreadyOffered` or `Busy`."""
         for other in self._open.get(entry.request, ()):
-            if meets(other.part, entry.part):
+            if meets(other.part, entry.part) and (other.part.copy, other.part.copies) == (
+                entry.part.copy,
+                entry.part.copies,
+            ):
                 whole = other.part.whole and entry.part.whole
                 raise AlreadyOffered(
                     "an offer for this request is open",

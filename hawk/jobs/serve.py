@@ -49,7 +49,7 @@ from hawk.jobs.verify import Sealer, Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks
 from hawk.plan.losses import loss
-from hawk.plan.part import meets
+from hawk.plan.part import serves
 from hawk.plan.repeat import SourcePlans, TargetPlans
 from hawk.plan.target import chunk_bytes
 from hawk.plan.types import Chunk
@@ -225,7 +225,7 @@ class ServeJob(Stoppable):
             self.consumer,
             fetch.job,
             wait=fetch.wait,
-            wants=lambda entry: meets(entry.part, wanted),
+            wants=lambda entry: serves(entry.part, wanted),
         )
         self.claim.stop = self.stop
         offer = self.claim.offer

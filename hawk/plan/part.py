@@ -52,15 +52,29 @@ class Part:
     """What one worker's cache holds of a model's: KV heads `heads` of `of_heads`, layers `layers` of `of_layers`.
 
     Both ranges are numbers in the model, ascending without gaps.  Where layers of different kinds lie in caches of
-    their own, the layers are numbered within their kind.  Raises `InvalidArgument` naming the range.
+    their own, the layers are numbered within their kind.  Of `copies` workers that hold the same, because there are
+    more workers than heads, this is number `copy`.  Raises `InvalidArgument` naming the field.
     """
 
     heads: range
     of_heads: int
     layers: range
     of_layers: int
+    copy: int = 0
+    copies: int = 1
 
     def __post_init__(self) -> None:
+        if not _whole(self.copies) or not 1 <= self.copies <= MOST:
+            raise InvalidArgument(
+                "some worker holds it",
+                field="part.copies",
+                got=repr(self.copies),
+                expected=f"a whole number 1..{MOST}",
+            )
+        if not _whole(self.copy) or not 0 <= self.copy < self.copies:
+            raise InvalidArgument(
+                "no such copy", field="part.copy", got=repr(self.copy), expected=f"0..{self.copies - 1}"
+            )
         for name in ("heads", "layers"):
             numbers, whole = getattr(self, name), getattr(self, f"of_{name}")
             if not _whole(whole) or not 1 <= whole <= MOST:
@@ -104,7 +118,7 @@ class Part:
                     "no such worker", field=name, got=repr(rank), expected=f"a whole number 0..{size - 1}"
                 )
         held = shard(model, grid, pp_rank * tp_size + tp_rank)
-        return cls(held.heads, heads, held.layers, layers)
+        return cls(held.heads, heads, held.layers, layers, held.replica, held.replicas)
 
     @property
     def whole(self) -> bool:
@@ -112,21 +126,31 @@ class Part:
         return len(self.heads) == self.of_heads and len(self.layers) == self.of_layers
 
     def __str__(self) -> str:
-        return f"heads {span(self.heads)} of {self.of_heads}, layers {span(self.layers)} of {self.of_layers}"
+        copy = f", copy {self.copy} of {self.copies}" if self.copies > 1 else ""
+        heads = f"heads {span(self.heads)} of {self.of_heads}"
+        return f"{heads}, layers {span(self.layers)} of {self.of_layers}{copy}"
 
     def readers(self, tp_size: int, pp_size: int = 1) -> int:
-        """How many workers of a group of `tp_size * pp_size` hold some of this part: the consumers of its offers."""
+        """How many workers of a group of `tp_size * pp_size` read this part: the consumers of its offers.
+
+        0 where other copies of it serve the whole group.
+        """
         found = (
             Part.of(self.of_heads, self.of_layers, tp_rank=r, tp_size=tp_size, pp_rank=s, pp_size=pp_size)
             for s in range(pp_size)
             for r in range(tp_size)
         )
-        return sum(meets(self, other) for other in found)
+        return sum(serves(self, other) for other in found)
 
 
 def meets(a: Part, b: Part) -> bool:
     """Whether two parts share an element."""
     return bool(_meet(a.heads, b.heads)) and bool(_meet(a.layers, b.layers))
+
+
+def serves(source: Part, target: Part) -> bool:
+    """Whether `target` reads this copy of what both hold: copies on one side take those on the other in turn."""
+    return meets(source, target) and source.copy == target.copy * source.copies // target.copies
 
 
 def check_totals(source: Part, target: Part, field: str = "part") -> None:

@@ -42,7 +42,10 @@ Extent = Annotated[int, Meta(ge=1, le=65_536)]
 
 
 class PartDescr(Struct, frozen=True, array_like=True):
-    """Which heads and layers of a model a cache holds: `[head, head + heads)` of `of_heads`, layers likewise."""
+    """Which heads and layers of a model a cache holds: `[head, head + heads)` of `of_heads`, layers likewise.
+
+    copy, copies    which of so many caches that hold the same
+    """
 
     head: Annotated[int, Meta(ge=0, le=65_536)]
     heads: Extent
@@ -50,6 +53,8 @@ class PartDescr(Struct, frozen=True, array_like=True):
     layer: Annotated[int, Meta(ge=0, le=65_536)]
     layers: Extent
     of_layers: Extent
+    copy: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    copies: Extent = 1
 
 
 class CacheDescr(Struct, frozen=True, kw_only=True):

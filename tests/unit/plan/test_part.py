@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hawk.cache import CacheSpec, KVCache
 from hawk.errors import InvalidArgument, PartsMismatch, Unmappable
 from hawk.jobs.caches import compile_descr, part_of, read_part, write_part
-from hawk.plan.part import Coverage, Part, meets, selection
+from hawk.plan.part import Coverage, Part, meets, selection, serves
+from hawk.plan.shards import Grid, Model, parts
 
 LAYERS, HEADS = 12, 8
 
@@ -99,11 +100,27 @@ def test_coverage_counts_each_element_once(parts: list[Part], target: Part) -> N
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "rank", "readers"), [(1, 1, 0, 16), (8, 1, 3, 2), (16, 1, 3, 2), (4, 3, 0, 4)]
+    ("tp", "pp", "rank", "readers"),
+    [(1, 1, 0, 16), (8, 1, 3, 2), (16, 1, 3, 1), (32, 1, 6, 1), (32, 1, 7, 0), (4, 3, 0, 4)],
 )
 def test_how_many_read_a_part(tp: int, pp: int, rank: int, readers: int) -> None:
     part = group(tp, pp)[rank]
-    assert part.readers(16) == readers == sum(meets(part, other) for other in group(16))
+    assert part.readers(16) == readers == sum(serves(part, other) for other in group(16))
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 40), st.integers(1, 3))
+def test_every_worker_reads_each_element_from_one_copy(tp: int, pp: int, into_tp: int, into_pp: int) -> None:
+    """As `hawk.plan.shards` deals them out, which knows both groups."""
+    givers, takers = group(tp, pp), group(into_tp, into_pp)
+    dealt = parts(Model("m", LAYERS, HEADS, 1), Grid(tp, pp), Grid(into_tp, into_pp))
+    found = {
+        (s, t) for s, t in product(range(len(givers)), range(len(takers))) if serves(givers[s], takers[t])
+    }
+    assert found == {(part.source, part.target) for part in dealt}
+    for t, taker in enumerate(takers):
+        coverage = Coverage(taker)
+        assert all(coverage.take(givers[s]) for s, other in found if other == t)
+        assert coverage.complete
 
 
 def test_what_is_missing_is_named() -> None:
@@ -130,6 +147,8 @@ def test_what_is_missing_is_named() -> None:
         ({"of_layers": 0}, "part.of_layers"),
         ({"of_heads": 2.0}, "part.of_heads"),
         ({"of_heads": 70_000}, "part.of_heads"),
+        ({"copy": 1}, "part.copy"),
+        ({"copies": 0}, "part.copies"),
     ],
 )
 def test_parts_that_cannot_be(changes: dict[str, object], field: str) -> None:
