@@ -172,6 +172,8 @@ class FetchJob(Stoppable):
         finally:
             if self._place is not None:
                 self._place.leave()
+            for part in self.parts:
+                part.let_go()
             cache.disown(request.job)
             caches.done(cache)
             self._move_to(State.READY if error is None else State.FAILED)

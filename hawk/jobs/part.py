@@ -91,6 +91,10 @@ class PartJob:
                 fault.facts.setdefault("part", str(self.request.part))
         self._whole.failed(fault)
 
+    def let_go(self) -> None:
+        """The fetch has ended: only the result is of use any more."""
+        self.task = self._dialogue = self._receiver = None
+
     def look(self) -> None:
         """Something has changed about the other parts."""
         if self._dialogue is not None:

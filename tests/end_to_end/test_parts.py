@@ -7,7 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from hawk.blocking import connect as connect_blocking
 from hawk.cache import CacheSpec
+from tests.end_to_end import caches as c
 from tests.end_to_end.conftest import Decoders
 from tests.end_to_end.harness import AgentProcess, back_to, clients, counts
 from tests.end_to_end.ranks import Model, receivers, senders
@@ -80,3 +82,22 @@ def _meets(one: CacheSpec, other: CacheSpec) -> bool:
 def _held(spec: CacheSpec) -> tuple[range, range]:
     assert spec.part is not None
     return spec.part.heads, spec.part.layers
+
+
+def test_threads_fetch_parts_too(prefill: AgentProcess, decoders: Decoders) -> None:
+    """The blocking client takes a list of offers as well."""
+    model = Model(layers=2, heads=2)
+    decode = decoders.get("shm", "direct")
+    with connect_blocking(prefill.local) as hp, connect_blocking(decode.local) as hd:
+        table = list(range(-(-model.tokens // 16)))
+        specs = [model.spec().shard(tp_rank=r, tp_size=2) for r in range(2)]
+        caches = [hp.register(model.cache(spec, table)) for spec in specs]
+        offers = [hp.offer("r", cache, table, tokens=model.tokens) for cache in caches]
+        device = hd.allocate(model.target(), memory="npu8")
+        c.paint(device)
+        ready = hd.fetch(offers, into=device, blocks=[3, 1], timeout="20s")
+        assert (ready.parts, ready.transport) == (2, "shm")
+        model.check(device, model.target(), [3, 1])
+        for cache in caches:
+            hp.release(cache)
+        hd.release(device)
