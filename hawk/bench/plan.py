@@ -6,10 +6,14 @@ Every figure is for one chunk of all layers, and says what it covers:
     segments   the runs of all planes, each with region and offsets: what a transport is given
     ranges     what is touched: what a flush is given
     pieces     the source's side for both tables: what the retile core is given, for all planes
-    new        all but the ranges, for a shape that was never seen: nothing is kept of earlier plans
+    seen       bind, segments and pieces one after the other
+    new        the same for a shape that was never seen: nothing is kept of earlier plans
     again      both sides of the next chunk of a request: other layers, the same tables
+    rows       every segment written out in batches: what a transport adds while it moves bytes, in a thread of its own
+    steps      every step made: what a retiler adds while it writes, one for each plane
 
-All but `new` are for a shape seen before; all but `again` have tables that were not.
+All but `new` are for a shape seen before; all but `again` have tables that were not.  `rows` and `steps` are no part of
+a plan, but whoever carries it out pays them: a few nanoseconds a segment, beside the hundreds that moving it takes.
 """
 
 from __future__ import annotations
@@ -35,12 +39,14 @@ from hawk.plan.target import target_chunk
 from hawk.plan.types import Chunk, Placement, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
     from rich.console import Console
 
     from hawk.layouts.compiled import CompiledLayout
+    from hawk.memory.region import Segments
+    from hawk.plan.types import Step
 
     I64 = NDArray[np.int64]
 
@@ -50,7 +56,7 @@ BLOCK = (16, 64)
 
 T = TypeVar("T")
 
-STAGES = ("bind", "segments", "ranges", "pieces", "new", "again")
+STAGES = ("bind", "segments", "ranges", "pieces", "seen", "new", "again", "rows", "steps")
 
 
 @dataclass(frozen=True)
@@ -160,7 +166,10 @@ class _Request:
             took["segments"], segments = _timed(partial(direct, target, self.there, 0))
             took["ranges"], _ = _timed(partial(touched, target, self.there))
             took["pieces"], steps = _timed(partial(retile_steps, self.src, first, self.here, target, second))
-            counts.append(len(segments))
+            took["seen"] = took["bind"] + took["segments"] + took["pieces"]
+            took["rows"], written = _timed(partial(_written, segments))
+            took["steps"], _ = _timed(partial(_made, steps))
+            counts.append(written)
             del steps
             begin = time.perf_counter()
             part_target = target_chunk(self.dst, second, selection, parts[1])
@@ -179,6 +188,14 @@ def _timed(what: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - begin, found
 
 
+def _written(segments: Segments) -> int:
+    return sum(len(rows.nbytes) for rows in segments.batches())
+
+
+def _made(steps: Iterable[Step]) -> int:
+    return sum(step.kv for step in steps)
+
+
 def _placed(layout: CompiledLayout) -> Placement:
     """Every channel a region, the buffers one behind another in each."""
     shape = (layout.buffer_count, layout.channels)
@@ -193,8 +210,11 @@ _TITLES = {
     "segments": "segments of all planes",
     "ranges": "ranges touched",
     "pieces": "pieces, shape seen",
+    "seen": "whole plan, shape seen",
     "new": "whole plan, shape never seen",
     "again": "next chunk, same tables",
+    "rows": "segments written out",
+    "steps": "steps made",
 }
 
 

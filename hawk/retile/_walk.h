@@ -95,7 +95,8 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
             convert(&t->encode, now + t->move.src_at[k], room->shared, run, codes + at * bits / 8, shared + at / size);
         }
     } else {
-        if (t->moves) {
+        /* A box that lies in the page as it is still has to come into the image. */
+        if (t->moves || (src_size == 1 && !t->converts)) {
             uint8_t *to = t->converts ? room->moved : codes;
             t->move.run(&t->move, now, to);
             now = to;
