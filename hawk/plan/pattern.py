@@ -137,8 +137,9 @@ def _inside(layout: CompiledLayout, kv: int, axis: Axis) -> I64:
     piece = layout.piece(kv)
     position = np.arange(piece.elements, dtype=np.int64)
     index = np.zeros_like(position)
-    for own in layout.pieces if layout.shares_pages else (piece,):
-        # Where K and V share pages but lie differently in them, each position is one of either.
+    # Where K and V share pages but lie differently in them, each position is one of either.
+    pieces = layout.pieces if layout.shares_pages else (piece,)
+    for own in pieces:
         ours = np.zeros_like(position)
         held = np.zeros_like(position)
         for d in own.inside:
@@ -146,7 +147,7 @@ def _inside(layout: CompiledLayout, kv: int, axis: Axis) -> I64:
                 ours += position // d.stride % d.ext * d.div
             elif d.axis == "kv":
                 held += position // d.stride % d.ext * d.div
-        index = np.where(np.isin(held, own.kvs), ours, index)
+        index = ours if len(pieces) == 1 else np.where(np.isin(held, own.kvs), ours, index)
     return index
 
 
