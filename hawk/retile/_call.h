@@ -18,8 +18,8 @@ static int is_whole(const struct call *c, int64_t i)
     return c->column[LO][i] <= 0 && c->column[HI][i] > c->last_row && c->column[COLS][i] > c->last_col;
 }
 
-/* Lines of a whole piece on one side, as byte offsets from its first element; `lines` is 0 where the hardware sees far
- * enough ahead by itself, because the runs are long. */
+/* Lines of a whole piece on one side, as byte offsets from its first element; `lines` is 0 where there are so many that the
+ * hardware sees ahead by itself.  A page is small and the next one anywhere, so that even what is contiguous is told. */
 #define MAX_LINES 96
 struct ahead {
     int lines;
@@ -45,9 +45,9 @@ static void look_ahead(struct ahead *a, const struct call *c, int target)
     while (first < n && l[first].src == run)
         run *= l[first++].ext;
     int64_t bytes = run * bits / 8;
-    if (bytes > 1024 || n == first)
-        return;
     lines = (bytes + 63) / 64;
+    if (lines > MAX_LINES)
+        return;
     for (int i = first; i < n; i++)
         if (__builtin_mul_overflow(lines, l[i].ext, &lines) || lines > MAX_LINES)
             return;
