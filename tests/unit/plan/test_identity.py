@@ -261,7 +261,14 @@ def there_and_back(core, model, source, target, one, other, here, there, tokens,
                     within(codec, got, want)
 
 
-BOUNDS = {"bfp8_b": (0, 2.0**-7, 0), "bfp4_b": (0, 2.0**-3, 0), "fp16": (2.0**-11, 0, 2.0**-25)}
+BOUNDS = {
+    "bfp8_b": (0, 2.0**-7, 0),
+    "bfp4_b": (0, 2.0**-3, 0),
+    "fp16": (2.0**-11, 0, 2.0**-25),
+    "fp8_e4m3fn": (2.0**-4, 0, 2.0**-10),
+    "fp8_e5m2": (2.0**-3, 0, 2.0**-17),
+    "int8": (0, 0, 0.5),
+}
 """Error at most: of the element, of the largest of a group, and in any case (docs/layouts.md); then comes bf16's."""
 
 
