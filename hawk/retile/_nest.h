@@ -124,6 +124,12 @@ static int plan_box(struct nest *t)
     t->out = 1;
     for (; level > 0 && t->in[level - 1].dst == t->out; level--)
         t->out *= t->in[level - 1].ext;
+    /* What edges need comes first: every kind of box has them. */
+    t->edge = conversion(group_of(w->src_codec) > 1 ? FP32 : w->src_codec, w->dst_codec,
+                         group_of(w->src_codec) > 1 ? 1 : w->src_factor, w->dst_factor);
+    t->unit = 1;
+    for (t->unit_level = t->inner; t->unit_level > level && !t->in[t->unit_level - 1].row; t->unit_level--)
+        t->unit *= t->in[t->unit_level - 1].ext;
     if (w->same && size == 1 && t->out * width_of(w->src_codec) < 8) {
         struct loop l[MAX_LOOPS + 2];
         t->kind = COPY;
@@ -143,11 +149,6 @@ static int plan_box(struct nest *t)
     for (int64_t k = 0; k < t->outs; k++)
         all |= t->out_at[k];
     t->lines = all * bits % 512 == 0;
-    t->edge = conversion(group_of(w->src_codec) > 1 ? FP32 : w->src_codec, w->dst_codec,
-                         group_of(w->src_codec) > 1 ? 1 : w->src_factor, w->dst_factor);
-    t->unit = 1;
-    for (t->unit_level = t->inner; t->unit_level > level && !t->in[t->unit_level - 1].row; t->unit_level--)
-        t->unit *= t->in[t->unit_level - 1].ext;
     t->kind = PIPE;
     t->mid = w->src_codec;
     struct loop within[MAX_LOOPS + 2], l[MAX_LOOPS + 2];
