@@ -110,7 +110,7 @@ class Decoder(Worker):
                 self.say(number, "wrong", what=f"ready, but {what}")
         if code != "still-draining":  # of those nothing may be touched any more
             session.give_back(blocks)
-        self.say(number, "over", code=code, reason=reason)
+        self.say(number, "over", code=code, reason=reason, at=command.get("at"))
 
     async def _ending(self, job: Fetch, command: Command) -> tuple[str, str]:
         """The name of the ending, and its text; `ready`, or an error's code."""
@@ -145,6 +145,7 @@ class Decoder(Worker):
                     break
         else:
             await asyncio.sleep(at)
+        command["at"] = "unknown" if job._latest is None else job._latest.state
         if command["how"] == "cancel":
             fetching.cancel()
         else:

@@ -202,6 +202,8 @@ class Director:
         decode.heard.pop(number, None)
         code: str = news["code"]
         self.report.endings[code] += 1
+        if code in ("aborted", "cancelled") and news.get("at"):
+            self.report.given_up[news["at"]] += 1
         if _wrong(code):
             self.report.broke(f"{request.name} at {name} ended with {code}: {news.get('reason', '')}")
         return code

@@ -35,6 +35,7 @@ class Mishaps:
             "cut off": self._cut_off,
             "kill": self._kill,
             "terminate": self._terminate,
+            "reload": self._reload,
             "cut streams": self._cut,
             "stall streams": self._stall,
             "kill client": self._kill_client,
@@ -91,6 +92,11 @@ class Mishaps:
         if status != 0:
             self._report.broke(f"{life.label} ended with status {status} after SIGTERM")
         await self._again(fault)
+
+    async def _reload(self, fault: Fault) -> None:
+        life = self._site.agents[fault.target]
+        life.send(signal.SIGHUP)
+        life.send(signal.SIGUSR1)
 
     async def _again(self, fault: Fault) -> None:
         await asyncio.sleep(fault.seconds)

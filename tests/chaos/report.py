@@ -26,6 +26,7 @@ class Report:
     minutes: float
     rounds: int = 0
     endings: Counter[str] = field(default_factory=Counter)
+    given_up: Counter[str] = field(default_factory=Counter)
     offers: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     frames: Counter[str] = field(default_factory=Counter)
@@ -57,6 +58,7 @@ class Report:
         lines = [
             f"chaos: seed {self.seed}, {self.minutes:g} minutes, {self.rounds} rounds, {self.lives} agent processes",
             f"  fetches    {fetches}: {_listed(self.endings)}",
+            f"  given up   {sum(self.given_up.values())} by their clients: {_listed(self.given_up)}",
             f"  parts      {self.parts} of the ready ones came in parts from both prefill agents",
             f"  offers     {sum(self.offers.values())}: {_listed(self.offers)}",
             f"  faults     {sum(self.faults.values())}: {_listed(self.faults)}",

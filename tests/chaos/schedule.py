@@ -13,7 +13,7 @@ from tests.chaos.weather import Sky
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-FETCH_STATES = ("reserving", "connecting", "requested", "receiving", "releasing")
+FETCH_STATES = ("reserving", "queued", "connecting", "requested", "receiving", "releasing")
 
 MAX_TOKENS = 256
 
@@ -142,6 +142,7 @@ KINDS = {
     "cut off": (10, AGENTS, 0.2, 1.5 * LEASE),
     "kill": (10, AGENTS, 0.0, 1.0),
     "terminate": (3, AGENTS, 0.0, 0.5),
+    "reload": (4, AGENTS, 0.0, 0.0),
     "cut streams": (22, PREFILL, 0.0, 0.0),
     "stall streams": (16, PREFILL, 0.1, 1.2 * LEASE),
     "kill client": (8, tuple(f"{a}/{i}" for a, many in CLIENTS.items() for i in range(many)), 0.0, 0.3),
