@@ -58,6 +58,10 @@ async def test_a_count_of_consumers_is_whoever_comes_first() -> None:
     book.unclaim(held[0], consumed=False)
     await claim(book, entry, "d2", "2")
     assert sorted(entry.claims) == ["1", "2"]
+    book.unclaim(held[1], consumed=True)
+    with pytest.raises(AlreadyClaimed, match="no claim of the offer is left") as caught:
+        await claim(book, entry, "d3", "3")
+    assert caught.value.facts == {"holder": "2", "taken": "d1"}
 
 
 async def test_who_failed_may_come_again_and_waits_for_its_old_job_only() -> None:

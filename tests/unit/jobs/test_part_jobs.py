@@ -25,9 +25,11 @@ from hawk.jobs.caches import CacheEntry, compile_descr, part_of
 from hawk.jobs.fetch import FetchJob
 from hawk.jobs.offers import OfferEntry, Outcome
 from hawk.jobs.request import Source
+from hawk.jobs.verify import Verifier
 from hawk.plan.types import Placement
 from tests.end_to_end import caches as c
 from tests.unit.jobs.rig import SOURCE, TOKENS, Rig, rig
+from tests.unit.jobs.test_verify import flip, tampering
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +109,16 @@ async def test_three_parts_are_one(fault: str) -> None:
         assert made.progress[-1] == ("ready", result.nbytes, result.nbytes)
         await made.serving.idle()
         await over(found, Outcome.CONSUMED)
+
+
+async def test_one_ticket_twice_is_one_part_though_it_says_nothing_of_parts() -> None:
+    async with rig() as made:
+        entry = made.offer()
+        ticket = Source("p0", "", "", entry.claim)
+        assert (await fetch(made, [ticket, ticket]).run()).parts == 1
+        made.check_bytes()
+        await made.serving.idle()
+        assert entry.taken == ["d0"]
 
 
 async def test_by_name_each_gets_another_part_and_what_repeats_is_let_go() -> None:
@@ -250,6 +262,22 @@ async def test_gaps_overlaps_and_other_tokens_are_refused() -> None:
                 await FetchJob(made.context, job.request, lambda *_: None).run()
         await made.serving.idle()
         await over(found + odd, None)
+
+
+async def test_one_part_that_arrived_wrong_is_fetched_again_while_the_others_hold() -> None:
+    async with rig() as made:
+        verifier = Verifier("full", retries=1)
+        made.context = replace(made.context, verifier=verifier)
+        tampering(made, flip)
+        found = offers(made)
+        result = await fetch(made, [source(entry) for entry in found]).run()
+        made.check_bytes()
+        assert result.parts == 3
+        assert made.seen.count("abort") == 1  # the attempt that was wrong, and no other
+        assert made.metrics.value("hawk_verify_mismatches_total") == 1
+        await made.serving.idle()
+        await over(found, Outcome.CONSUMED)
+        verifier.close()
 
 
 async def test_a_peer_of_version_1_is_asked_for_no_part() -> None:
