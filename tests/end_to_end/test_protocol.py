@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ import zmq
 import zmq.asyncio
 
 import hawk
+from hawk import connection
 from hawk.control.frames import PROTOCOL_VERSION, Header, Kind, decode_header, encode_header, new_generation
 from hawk.control.messages import LocalMessage, PeerMessage
 from hawk.memory.region import Region, Segments
@@ -230,3 +232,21 @@ async def test_this_version_fetches_from_an_old_prefill_side(site: Site, make: M
         await transport.close()
     # It began with its own version, and went down to ours.
     assert old.refused >= 1
+
+
+async def test_a_client_and_an_agent_of_neighbouring_versions(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both know works; what only the newer one knows is refused by name, and not asked in vain."""
+    prefill = site.start("p0", role="prefill")
+    monkeypatch.setattr(connection, "Channel", functools.partial(connection.Channel, version=OLD))
+    async with clients(prefill) as (hp,):
+        assert hp.version == OLD
+        cache = await hp.register(hawk.KVCache.alloc(SOURCE))
+        offer = await hp.offer("r", cache, [0, 1], tokens=TOKENS)
+        await offer.withdraw()
+        assert (await hp.status()).offers == 0
+        if OLD < 2:
+            for question in (hp.peers, hp.jobs, hp.drain):
+                with pytest.raises(hawk.VersionMismatch, match="too old"):
+                    await question()
