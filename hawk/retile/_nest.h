@@ -132,8 +132,9 @@ static int plan_box(struct nest *t)
         t->unit *= t->in[t->unit_level - 1].ext;
     if (w->same && size == 1 && t->out * width_of(w->src_codec) < 8) {
         struct loop l[MAX_LOOPS + 2];
+        const int n = merge(t->in, t->inner, l), width = width_of(w->src_codec);
         t->kind = COPY;
-        return move_strided(&t->move, l, merge(t->in, t->inner, l), width_of(w->src_codec));
+        return n ? move_strided(&t->move, l, n, width) : move_runs(&t->move, l, n, width); /* none: one element */
     }
     t->outs = spread(t->in, level, 1, t->out_at, MAX_RUNS);
     if (t->outs < 0 || t->out % size)
