@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hawk.errors import InvalidArgument, OutOfMemory
+from hawk.errors import InvalidArgument, OutOfMemory, Unmappable
 from hawk.jobs.caches import part_of
 from hawk.plan.check import check
 from hawk.plan.part import selection
+from hawk.plan.scales import check_selected
 from hawk.plan.target import split
 from hawk.plan.types import Selection
 
@@ -54,3 +56,13 @@ def agreed(offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: Comp
     chosen = selection(offer.part, part_of(fetch.target), first, last - first)
     check(source, target, chosen)
     return chosen
+
+
+def fewest_heads(layout: CompiledLayout, selection: Selection) -> Selection:
+    """The same with as few heads as one offer can bring: one, or all where a scale covers all of them."""
+    one = replace(selection, heads=1)
+    try:
+        check_selected(layout, one)
+    except Unmappable:
+        return selection
+    return one

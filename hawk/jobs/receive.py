@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
 from hawk.jobs.caches import read_part
-from hawk.jobs.chunks import cut
+from hawk.jobs.chunks import cut, fewest_heads
 from hawk.jobs.scrub import wipe
 from hawk.jobs.states import settle
 from hawk.jobs.verify import Arrivals
@@ -110,8 +109,8 @@ class Receiver:
         tokens = request.tokens or len(request.blocks) * layout.shape.block_size - request.first
         guess = self._select(request.first, max(tokens, 1))
         if self._part is None and not self._alone:
-            # Which heads will come is not known yet.  One is the least, and tells how chunks are best written.
-            guess = replace(guess, heads=1)
+            # Which heads will come is not known yet.  The least tells how chunks are best written.
+            guess = fewest_heads(layout, guess)
         first, last = entries(layout, guess)
         layer = guess.layer
         whole = chunk_bytes(layout, guess, Chunk(layer, guess.layers, first, last - first))

@@ -22,11 +22,13 @@ from hawk.errors import (
 )
 from hawk.jobs import dialogue
 from hawk.jobs.caches import CacheEntry, compile_descr, part_of
+from hawk.jobs.chunks import fewest_heads
 from hawk.jobs.fetch import FetchJob
 from hawk.jobs.offers import OfferEntry, Outcome
 from hawk.jobs.request import Source
 from hawk.jobs.verify import Verifier
-from hawk.plan.types import Placement
+from hawk.layouts import CacheShape, Layout, load
+from hawk.plan.types import Placement, Selection
 from tests.end_to_end import caches as c
 from tests.unit.jobs.rig import SOURCE, TOKENS, Rig, rig
 from tests.unit.jobs.test_verify import flip, tampering
@@ -290,3 +292,28 @@ async def test_a_peer_of_version_1_is_asked_for_no_part() -> None:
         whole = made.offer(request="whole")
         await made.fetch(whole.claim, request="whole").run()
         made.check_bytes()
+
+
+def test_the_least_that_an_offer_brings_is_a_head_or_what_one_scale_covers() -> None:
+    wanted = Selection(layer=0, layers=2, token=0, tokens=10)
+    for name, heads in (("vllm/nhd", 1), ("tenstorrent/kv", 1), (ONE_SCALE, 0)):
+        layout = name if isinstance(name, Layout) else load(name)
+        compiled = layout.compile(CacheShape(layers=2, heads=4, dim=64, block_size=32, blocks=2))
+        assert fewest_heads(compiled, wanted).heads == heads
+
+
+ONE_SCALE = Layout.from_toml(
+    """
+    name = "one/scale"
+    codec = "fp8_e4m3fn"
+    buffers = "layer kv"
+    [[piece]]
+    order = "block | slot head dim"
+    [scale]
+    place = "page"
+    dtype = "fp32"
+    order = "block | slot"
+    """,
+    origin="a test",
+)
+"""Fp8 with one scale for all heads of a token."""
