@@ -5,16 +5,20 @@ requests from pages of 16 tokens into tiles.  Every byte is checked afterwards b
 
 *First byte* is what a client sees: from calling `fetch` until it hears that bytes have arrived.  Beside it, in turn
 with it, stands the control plane's own round trip: PING and PONG on the very connection between the two agents.
+*At a distance* the same goes through a relay that hands every byte on after `DELAY`: what agents compute hardly
+counts then, and the ratio is how many round trips the protocol takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import platform
 import statistics
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +26,7 @@ import uvloop
 from rich.table import Table
 from rich.text import Text
 
+from hawk.bench.distance import Distance
 from hawk.cache import KVCache
 from hawk.demo import agents, engine, scenario
 from hawk.demo.scenario import ALIGNMENT
@@ -36,18 +41,21 @@ if TYPE_CHECKING:
 
     from hawk.client import Client
     from hawk.demo.scenario import Scenario
-    from hawk.handles import Cache, DeviceCache, OfferHandle
+    from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
 
 TOKENS = 64
 """Tokens of one job: a block of the device, 32 KiB."""
 
 RUNS, AT_ONCE, QUEUED = 200, 1000, (100, 1000, 10_000)
+DELAY = 0.01
+"""Seconds each way."""
+
 GOALS = {"embedded": 1.3, "separate": 2.5}
 
 _LAYERS, _HEADS, _DIM = 2, 1, 64
 _TIMEOUT = 300.0
 _OFFERING = 64
-"""Offers that are made at a time."""
+"""Offers that are made, and fetches that are handed in, at a time."""
 
 _WORKING = 64
 """Jobs at work at a time where the line behind them is measured."""
@@ -73,12 +81,18 @@ class Light:
 
 @dataclass
 class Crowd:
-    """Jobs that are all submitted at once: seconds in all, seconds of each from its submission on, refusals."""
+    """Jobs that are all submitted at once.
+
+    seconds    in all; `waits`: of each, from its submission on
+    busy       refusals
+    cpu        seconds of processor time that both agents took, whatever else the machine does
+    """
 
     jobs: int
     seconds: float
     waits: list[float] = field(default_factory=list)
     busy: int = 0
+    cpu: float = 0.0
 
     @property
     def each(self) -> float:
@@ -99,6 +113,7 @@ class Crowd:
             "p50": self.quantile(0.5),
             "p99": self.quantile(0.99),
             "busy": self.busy,
+            "cpu_each": self.cpu / self.jobs,
         }
 
 
@@ -109,6 +124,7 @@ class JobsResult:
     runs: int
     nbytes: int
     light: dict[str, Light] = field(default_factory=dict)
+    far: dict[str, Light] = field(default_factory=dict)
     at_once: dict[str, Crowd] = field(default_factory=dict)
     queued: dict[str, list[Crowd]] = field(default_factory=dict)
     left_out: list[int] = field(default_factory=list)
@@ -121,6 +137,7 @@ class JobsResult:
             "bytes_per_job": self.nbytes,
             "goals": GOALS,
             "light": {name: vars(light) for name, light in self.light.items()},
+            "far": {name: vars(light) for name, light in self.far.items()},
             "at_once": {name: crowd.to_dict() for name, crowd in self.at_once.items()},
             "queued": {name: [c.to_dict() for c in crowds] for name, crowds in self.queued.items()},
             "left_out": self.left_out,
@@ -159,6 +176,9 @@ async def _transport(name: str, result: JobsResult, at_once: int, queued: Sequen
     async with _bench(scene, name, inside=True) as bench:
         result.light[name] = await bench.light(result.runs)
         result.at_once[name] = await bench.crowd(at_once)
+    few = max(result.runs // 4, 1)
+    async with Distance(DELAY) as far, _bench(_scene(few + 20), name, inside=True, far=far) as bench:
+        result.far[name] = await bench.light(few)
     crowds = result.queued[name] = []
     if fitting:
         async with _bench(_scene(max(fitting)), name, max_jobs=_WORKING) as bench:
@@ -191,11 +211,16 @@ def _settings(scene: Scenario, transport: str, inside: bool = False, max_jobs: i
 
 @contextlib.asynccontextmanager
 async def _bench(
-    scene: Scenario, transport: str, *, inside: bool = False, max_jobs: int = 256
+    scene: Scenario, transport: str, *, inside: bool = False, max_jobs: int = 256, far: Distance | None = None
 ) -> AsyncIterator[_Bench]:
     with contextlib.closing(KVCache.alloc(scene.source)) as cache:
         await engine.fill_in_threads(cache, scene)
-        async with agents.Pair(_settings(scene, transport, inside, max_jobs)) as pair:
+        chosen = replace(
+            _settings(scene, transport, inside, max_jobs), prefill="" if far is None else far.address
+        )
+        async with agents.Pair(chosen) as pair:
+            if far is not None:
+                far.target = (await pair.prefill.status()).control
             source = await pair.prefill.register(cache)
             yield _Bench(scene, pair, source)
             await source.release()
@@ -298,26 +323,41 @@ class _Bench:
         device = await self._device(self._pair.decode)
         offers = await self._offers(count)
         crowd = Crowd(count, 0.0)
+        submitting = asyncio.Semaphore(_OFFERING)
 
-        async def one(number: int) -> None:
-            began = time.perf_counter()
+        async def submitted(number: int) -> Fetch:
             while True:
+                job = self._pair.decode.fetch(
+                    offers[number], into=device, blocks=[self._targets[number]], timeout=_TIMEOUT
+                )
                 try:
-                    await self._pair.decode.fetch(
-                        offers[number], into=device, blocks=[self._targets[number]], timeout=_TIMEOUT
-                    )
-                    break
+                    async with submitting:
+                        await job.start()
                 except Busy as busy:
                     crowd.busy += 1
                     await asyncio.sleep(busy.retry_after)
+                else:
+                    return job
+
+        async def one(number: int) -> None:
+            began = time.perf_counter()
+            await (await submitted(number)).result()
             crowd.waits.append(time.perf_counter() - began)
 
+        before = sum(map(_cpu, self._pair.pids))
         began = time.perf_counter()
         await asyncio.gather(*(one(number) for number in range(count)))
         crowd.seconds = time.perf_counter() - began
+        crowd.cpu = sum(map(_cpu, self._pair.pids)) - before
         await self._check(device, count)
         await device.release()
         return crowd
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of processor time that a process has taken, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # -- telling -------------------------------------------------------------------------------------------------
@@ -333,7 +373,11 @@ def render(result: JobsResult, console: Console) -> None:
     light = _table("One job at a time; ratio: first byte to the agents' round trip", "over", "decode agent")
     for heading in ("round trip, ms", "first byte, ms", "ratio", "goal", "ready, ms"):
         light.add_column(heading, justify="right")
-    for name, one in result.light.items():
+    measured = [
+        *((name, one) for name, one in result.light.items()),
+        *((f"{name}, at a distance", one) for name, one in result.far.items()),
+    ]
+    for name, one in measured:
         for where, goal in GOALS.items():
             met = one.ratio[where]
             light.add_row(
@@ -347,7 +391,7 @@ def render(result: JobsResult, console: Console) -> None:
             )
     console.print(light)
     crowds = _table("Jobs submitted at once", "over", "line")
-    for heading in ("jobs", "jobs/s", "each, ms", "p50, ms", "p99, ms", "told to come again"):
+    for heading in ("jobs", "jobs/s", "each, ms", "CPU, ms", "p50, ms", "p99, ms", "told to come again"):
         crowds.add_column(heading, justify="right")
     for name, crowd in result.at_once.items():
         crowds.add_row(name, "no", *_told(crowd))
@@ -370,6 +414,7 @@ def _told(crowd: Crowd) -> tuple[str, ...]:
         f"{crowd.jobs}",
         f"{1 / crowd.each:.0f}",
         f"{crowd.each * 1e3:.2f}",
+        f"{crowd.cpu / crowd.jobs * 1e3:.2f}",
         f"{crowd.quantile(0.5) * 1e3:.0f}",
         f"{crowd.quantile(0.99) * 1e3:.0f}",
         f"{crowd.busy}",

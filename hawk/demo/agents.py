@@ -62,6 +62,7 @@ class Settings:
     jobs        further settings of `[jobs]`
     inside      a second decode agent lives in this process
     tables      further tables of both, in TOML
+    prefill     address by which the decode agents reach the prefill agent, where it is not the agent's own
     """
 
     capacity: int
@@ -74,6 +75,7 @@ class Settings:
     jobs: Mapping[str, int] = field(default_factory=dict)
     inside: bool = False
     tables: str = ""
+    prefill: str = ""
 
     @property
     def arenas(self) -> int:
@@ -246,6 +248,7 @@ def _config(
     keys = [entry for other in others for entry in load_peers(folder / f"{other}.pub").items()]
     peers.write_text("[peers]\n" + "".join(f'{who} = "{key}"\n' for who, key in keys))
     jobs = "".join(f"{key} = {value}\n" for key, value in settings.jobs.items())
+    far = f'[peers]\n{PREFILL} = "{settings.prefill}"\n' if settings.prefill and role == "decode" else ""
     prefer = ", ".join(f'"{transport}"' for transport in settings.transports)
     return f"""\
 [agent]
@@ -264,4 +267,4 @@ size = {arena}
 [jobs]
 chunk = {settings.chunk}
 {jobs}{settings.tables}
-"""
+{far}"""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from hawk.bench import jobs
+from hawk.bench.distance import Distance
 from hawk.errors import InvalidArgument
 
 
@@ -41,9 +43,44 @@ def test_nonsense_is_refused(field: str) -> None:
 def test_the_tables_name_what_they_show() -> None:
     light = jobs.Light(1e-3, 1e-3, *({"embedded": 1.2e-3, "separate": 3e-3} for _ in range(2)), {}, {})
     light.ratio = {"embedded": 1.2, "separate": 3.0}
-    result = jobs.JobsResult(5, 32 << 10, {"shm": light}, {"shm": crowd(10)}, {"shm": [crowd(20)]}, [10_000])
+    result = jobs.JobsResult(
+        5, 32 << 10, {"shm": light}, {"shm": light}, {"shm": crowd(10)}, {"shm": [crowd(20)]}, [10_000]
+    )
     out = StringIO()
     jobs.render(result, Console(file=out, width=140))
-    for words in ("32 KiB a job", "embedded", "separate", "1.2", "64 at work", "10000 jobs left out"):
+    for words in (
+        "32 KiB a job",
+        "embedded",
+        "separate",
+        "1.2",
+        "64 at work",
+        "at a distance",
+        "10000 jobs left out",
+    ):
         assert words in out.getvalue()
     assert result.to_dict()["correct"] is True
+
+
+async def test_a_distance_loses_nothing_and_takes_its_time() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with Distance(0.01) as far:
+        far.target = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        host, _, port = far.address.removeprefix("tcp://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        sent = bytes(range(256)) * 40
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for at in range(0, len(sent), 1000):
+            writer.write(sent[at : at + 1000])
+            await writer.drain()
+        assert await reader.readexactly(len(sent)) == sent
+        assert loop.time() - began >= 0.02
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+    server.close()
