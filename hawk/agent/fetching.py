@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 log = get_log("hawk.agent.fetching")
 
+STATE_AFTER = 0.005
+"""Seconds that a fetch has to be in a state before its client is told: most pass sooner, and a word costs time."""
+
 _PHASES = {
     State.RESERVING: "own",
     State.QUEUED: "queue",
@@ -87,29 +90,44 @@ def _look(job: FetchJob) -> Look:
 
 
 class _Told:
-    """What a client hears of one fetch: its latest state once in a turn of the loop, and then its end."""
+    """What a client hears of one fetch: bytes that arrived at the end of the turn of the loop in which they did, its
+    state when it has lasted for `STATE_AFTER`, and its end, which says more than either.
+    """
 
     def __init__(self, job: str, reply: Callable[[LocalMessage], None]) -> None:
         self._job = job
         self._reply = reply
         self._latest: Progress | None = None
-        self._ended = False
+        self._nbytes = 0
+        self._timer: asyncio.Handle | None = None
+        self._soon = False
 
     def progress(self, state: State, done: int, total: int) -> None:
         """The fetch has come so far."""
-        if self._latest is None and not self._ended:
-            asyncio.get_running_loop().call_soon(self._tell)
         self._latest = Progress(self._job, state.value, done, max(total, done))
+        loop = asyncio.get_running_loop()
+        if done != self._nbytes and not self._soon:
+            self._stop()
+            self._soon = True
+            self._timer = loop.call_soon(self._tell)
+        elif self._timer is None:
+            self._timer = loop.call_later(STATE_AFTER, self._tell)
 
     def end(self, message: LocalMessage) -> None:
-        """The fetch has ended, which says more than any progress."""
-        self._ended = True
+        """The fetch has ended; no progress comes after this."""
+        self._stop()
         self._reply(message)
 
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _tell(self) -> None:
-        latest, self._latest = self._latest, None
-        if latest is not None and not self._ended:
-            self._reply(latest)
+        self._timer, self._soon = None, False
+        if self._latest is not None:
+            self._nbytes = self._latest.nbytes
+            self._reply(self._latest)
 
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hawk.agent import outbox
+from hawk.agent import fetching, outbox
 from hawk.agent.outbox import Outbox
 from hawk.control.messages import Done, Progress
 from hawk.errors import (
@@ -24,6 +24,7 @@ from hawk.errors import (
 )
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
 from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
+from hawk.jobs.states import State
 from hawk.plan.types import Placement
 from tests.end_to_end import caches as c
 
@@ -304,3 +305,28 @@ async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyP
         box.put(Done(i))
     assert given_up == [True]
     assert len(box) == 0
+
+
+async def test_a_client_hears_of_bytes_at_once_and_of_states_that_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetching, "STATE_AFTER", 0.01)
+    heard: list[object] = []
+    told = fetching._Told("0" * 32, heard.append)
+    told.progress(State.CONNECTING, 0, 0)
+    told.progress(State.REQUESTED, 0, 0)
+    await asyncio.sleep(0)
+    assert not heard
+    async with asyncio.timeout(10):
+        while not heard:
+            await asyncio.sleep(0.001)
+    assert heard == [Progress("0" * 32, "requested", 0, 0)]
+    told.progress(State.RECEIVING, 1, 9)
+    told.progress(State.RECEIVING, 5, 9)
+    await asyncio.sleep(0)
+    assert heard[1:] == [Progress("0" * 32, "receiving", 5, 9)]
+    told.progress(State.RELEASING, 5, 9)
+    told.progress(State.READY, 9, 9)
+    told.end(Done(1))
+    await asyncio.sleep(0.03)
+    assert heard[2:] == [Done(1)]
