@@ -27,7 +27,7 @@ class Mishaps:
     def begin(self, fault: Fault) -> None:
         """A fault begins, unless its target still suffers from another one."""
         if fault.target in self._running:
-            self._report.faults["left out"] += 1
+            self._report.left_out += 1
             return
         self._report.faults[fault.kind] += 1
         happening = {

@@ -29,6 +29,7 @@ class Report:
     given_up: Counter[str] = field(default_factory=Counter)
     offers: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
     frames: Counter[str] = field(default_factory=Counter)
     parts: int = 0
     quarantined: int = 0
@@ -61,7 +62,7 @@ class Report:
             f"  given up   {sum(self.given_up.values())} by their clients: {_listed(self.given_up)}",
             f"  parts      {self.parts} of the ready ones came in parts from both prefill agents",
             f"  offers     {sum(self.offers.values())}: {_listed(self.offers)}",
-            f"  faults     {sum(self.faults.values())}: {_listed(self.faults)}",
+            f"  faults     {sum(self.faults.values())}: {_listed(self.faults)}; {self.left_out} left out",
             f"  frames     {_listed(self.frames)}",
             f"  tcp bytes  {self.carried / 1e6:.1f} MB through the proxies",
             f"  calm       {self.good} transfers that had to succeed, {self.again} of them tried again",
