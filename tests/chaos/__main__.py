@@ -37,7 +37,7 @@ def chaos(minutes: float, seed: int | None, broken: str | None, keep: Path | Non
 
 def run(minutes: float, seed: int, broken: str = "", keep: Path | None = None) -> Report:
     """One run; prints its report and returns it."""
-    report = Report(seed, minutes)
+    report = Report(seed, minutes, broken)
     site = ChaosSite(seed, broken, keep)
     asyncio.run(Director(site, report).run())
     print(report.text(site.folder), flush=True)

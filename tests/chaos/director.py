@@ -65,7 +65,8 @@ class Director:
             while (left := until - time.monotonic()) > 0 and not self.report.broken:
                 self.report.rounds += 1
                 await self._storm(min(left, ROUND))
-                await self._calm.come()
+                if not self.report.broken:
+                    await self._calm.come()
             if not self.report.broken:
                 await self._calm.down()
         except BrokenPromise as error:

@@ -20,10 +20,11 @@ class BrokenPromise(Exception):
 
 @dataclass
 class Report:
-    """Counts of one run; `broken` is what went wrong, in words."""
+    """Counts of one run; `broken` is what went wrong, in words, `on_purpose` the promise that agents had to break."""
 
     seed: int
     minutes: float
+    on_purpose: str = ""
     rounds: int = 0
     endings: Counter[str] = field(default_factory=Counter)
     given_up: Counter[str] = field(default_factory=Counter)
@@ -73,7 +74,8 @@ class Report:
             return "\n".join([*lines, "chaos: every promise held"])
         lines += ["chaos: BROKEN", *(f"  - {what}" for what in self.broken)]
         lines.append(f"  Logs of every process and its config: {folder} (NAME.LIFE.log, client-NAME.log).")
-        lines.append(f"  Again: scripts/chaos --seed {self.seed} --minutes {self.minutes:g}")
+        again = f" --break {self.on_purpose}" if self.on_purpose else ""
+        lines.append(f"  Again: scripts/chaos --seed {self.seed} --minutes {self.minutes:g}{again}")
         return "\n".join(lines)
 
 
