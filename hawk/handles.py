@@ -244,6 +244,10 @@ class Fetch:
         """The agent told of the end."""
         self._client.untrack(self)
         if self._result is not None and not self._result.done():
+            # The end says its state, too: the agent sends no progress for it.
+            done = message.nbytes or (self._latest.nbytes if self._latest is not None else 0)
+            total = max(done, self._latest.total if self._latest is not None else 0)
+            self._latest = Progress(self.job, "failed" if message.error else "ready", done, total)
             if message.error:
                 self._result.set_exception(from_wire(message.error))
                 self._result.exception()  # an unread ending is not worth a warning at exit
