@@ -169,7 +169,7 @@ class _Batch:
             return np.zeros((len(self.dst_page), len(self.off.src)), f"u{width}")
         base, at = self.src_page + self.src_start * width, self.off.src * width
         run = self.off.src_run if self.whole else 1
-        unit = _unit(run * width, base, at[::run])
+        unit = _unit(width, run, base, at[::run])
         if unit >= width:
             where = base[:, None] // unit + at[:: unit // width] // unit
             view = _view(src, unit)
@@ -225,7 +225,7 @@ class _Batch:
         """Scatter `values`, units of `width` bytes that hold `per` elements each, behind byte `first` of a page."""
         base, at = first + self.dst_start // per * width, self.off.dst[::per] // per * width
         run = self.off.dst_run // per if self.whole else 1
-        unit = _unit(run * width, base, at[::run])
+        unit = _unit(width, run, base, at[::run])
         if not self.whole:
             kept = self.kept[:, ::per]
             where, values = (base[:, None] + at)[kept], values[kept]
@@ -240,9 +240,11 @@ class _Batch:
             view[where] = np.ascontiguousarray(values).view(view.dtype).reshape(where.shape)
 
 
-def _unit(run: int, base: I64, starts: I64) -> int:
-    """The widest unit, in bytes, in which runs of `run` bytes at `base + starts` can be moved."""
-    return gcd(run, int(np.gcd.reduce(base)), int(np.gcd.reduce(starts)))
+def _unit(width: int, run: int, base: I64, starts: I64) -> int:
+    """The widest unit, in bytes, in which runs of `run` elements at `base + starts` can be moved: of whole elements,
+    or 1 where these lie at odd addresses."""
+    unit = gcd(run * width, int(np.gcd.reduce(base)), int(np.gcd.reduce(starts)))
+    return 1 if unit % width else unit
 
 
 @cache

@@ -118,6 +118,25 @@ def test_odd_addresses():
             assert np.array_equal(odd_dst[0][6:], want[0])
 
 
+@pytest.mark.parametrize("codec", [lay.BF16, lay.FP32], ids=["bf16", "fp32"])
+def test_runs_and_addresses_that_share_no_whole_element(codec):
+    """Runs of three elements at multiples of three bytes, or of six: a unit of that size would cut elements."""
+    shape = lay.shape_of(heads=3, dim=3, block_size=3, blocks=2, kvs=1)
+    for b in (codec, lay.E4M3, lay.FP32):
+        for tokens in (6, 4):
+            program, pieces, src, dst = check(lay.hnd(shape, codec), lay.nhd(shape, b), tokens=tokens)
+            want = [d.copy() for d in dst]
+            move("numpy", program, pieces, src, want)
+            for by, core in product((3, 6, 9), CORES):
+                odd_src, odd_dst = (
+                    [np.concatenate((np.full(by, 0xA5, np.uint8), x)) for x in side] for side in (src, dst)
+                )
+                shifted = replace(pieces, src_page=pieces.src_page + by, dst_page=pieces.dst_page + by)
+                move(core, program, shifted, odd_src, odd_dst)
+                assert np.array_equal(odd_dst[0][by:], want[0])
+                assert (odd_dst[0][:by] == 0xA5).all()
+
+
 def test_every_bf16_under_several_exponents():
     """All 65,536 values, one to a group, beside a neighbour that sets the exponent."""
     every = np.arange(65536, dtype=np.uint16)
