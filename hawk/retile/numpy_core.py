@@ -241,8 +241,7 @@ class _Batch:
 
 
 def _unit(width: int, run: int, base: I64, starts: I64) -> int:
-    """The widest unit, in bytes, in which runs of `run` elements at `base + starts` can be moved: of whole elements,
-    or 1 where these lie at odd addresses."""
+    """The widest unit of whole elements, in bytes, in which runs at `base + starts` can be moved, or 1."""
     unit = gcd(run * width, int(np.gcd.reduce(base)), int(np.gcd.reduce(starts)))
     return 1 if unit % width else unit
 
