@@ -22,7 +22,7 @@ from hawk.control.messages import (
     Release,
     Released,
 )
-from hawk.errors import BadFrame, HawkError, from_wire
+from hawk.errors import BadFrame, HawkError, LeaseExpired, from_wire
 from hawk.jobs.states import Lease
 from hawk.observe.log import get as get_log
 
@@ -145,6 +145,11 @@ class Dialogue:
                 raise self.ended
             if self._fault is not None:
                 raise self._fault
+            if self._lease is not None and self._lease.remaining <= 0 and not self._released:
+                # Its timer is due and has not had its turn of the loop; nothing may begin before that.
+                raise LeaseExpired(
+                    "the prefill side did not renew the lease in time", source=self._session.name
+                )
             value = ready()
             if value is not None:
                 return value

@@ -138,6 +138,7 @@ class FakeSession:
     """What a fetch needs of a session with its peer."""
 
     name = "p0"
+    generation = 1
     version = PROTOCOL_VERSION
 
     def __init__(self, out: Callable[[PeerMessage], None]) -> None:
