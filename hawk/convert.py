@@ -102,10 +102,29 @@ def compile_for(
 
     shape      needed where `shape_of` cannot read it from the array
     options    `codec`, `channels`, `align`, `params`, as for `Layout.compile`
+
+    Raises `InvalidArgument` where the array is of another size, of the other byte order, or of fp16 or fp32 and
+    would be read as something else; `LayoutError` where the layout does not compile.
     """
     loaded = _loaded(layout)
+    named = _CODECS.get(array.dtype)
+    if not array.dtype.isnative:
+        raise InvalidArgument(
+            "the elements are in the other byte order",
+            field="array.dtype",
+            got=str(array.dtype),
+            expected=str(array.dtype.newbyteorder("=")),
+        )
     if options.get("codec") is None:
         options["codec"] = codec_for(array.dtype, loaded)
+    if named is not None and options["codec"] != named:
+        raise InvalidArgument(
+            f"the array holds {named}, and would be read as another codec",
+            field="codec",
+            got=options["codec"],
+            expected=named if named in loaded.codecs else "one of " + ", ".join(loaded.codecs),
+            hint="Bits of another codec come as unsigned integers: array.view(numpy.uint16)",
+        )
     compiled = loaded.compile(shape or shape_of(array, loaded), **options)
     _buffer_bytes(array, compiled, "array")
     return compiled

@@ -60,6 +60,8 @@ def load(name_or_path: str | os.PathLike[str]) -> Layout:
 
 
 def _read(path: Path) -> Layout:
+    if "\0" in str(path):
+        raise LayoutError("this is no path", field="layout", got=repr(str(path))[:200])
     try:
         with path.open("rb") as file:
             raw = file.read(4 * MAX_TEXT + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -240,9 +242,20 @@ def convert(
         array = np.load(infile, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise InvalidArgument("this is no .npy file", field=infile, got=str(error)[:200]) from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InvalidArgument("this is no .npy file", field=infile, got="an archive of several")
     declared = load(target)
     options = {"codec": source_codec, "channels": source_channels}
     if tensor:
+        for field, name in (("source", source), ("target", target)):
+            if len(load(name).pieces) > 1:
+                raise InvalidArgument(
+                    "this layout tells K from V, and a tensor is neither",
+                    field=field,
+                    got=name,
+                    expected="a layout with one [[piece]]",
+                )
         shape: CacheShape | None = c.tensor_shape(array.shape)
     else:
         shape = _said(extents, None if block_size is None else block_size[0])
@@ -256,9 +269,17 @@ def convert(
     )
     selection = None if tokens is None else Selection(0, src.shape.layers, 0, tokens)
     dtype, form = c.array_form(dst, declared)
-    out = np.lib.format.open_memmap(outfile, mode="w+", dtype=dtype, shape=form)
-    c.convert(array, src, dst, selection=selection, out=out, threads=threads)
-    out.flush()
+    # The file may be there already, even be the one that is read: it is replaced by a whole one, or stays.
+    final = os.path.realpath(outfile)
+    part = f"{final}.{os.getpid()}.part"
+    try:
+        out = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=form)
+        c.convert(array, src, dst, selection=selection, out=out, threads=threads)
+        out.flush()
+        os.replace(part, final)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
     click.echo(f"{outfile}: {dtype} {list(form)}, {dst.name} [{dst.codec.name}], {out.nbytes:,} bytes")
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hawk.layouts import CompiledLayout, Layout
     from hawk.plan.shards import Grid, Model
 
+MAX_TOKENS = 1 << 24
+"""Tokens of a request that is explained: its block tables are made for it, and have to fit into memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartExplanation:
@@ -132,8 +135,13 @@ def explain_model(
     src_options, dst_options    `codec`, `channels`, `align`, `params` as for `Layout.compile`
     costs                       as for `explain`
 
-    Raises what `explain` raises, and `InvalidArgument` where a side has more stages than layers.
+    Raises what `explain` raises, and `InvalidArgument` where a side has more stages than layers, or `tokens` is more
+    than `MAX_TOKENS`.
     """
+    if tokens > MAX_TOKENS:
+        raise InvalidArgument(
+            "more than is explained", field="tokens", got=tokens, expected=f"1..{MAX_TOKENS}"
+        )
     if not 0 <= first < tokens:
         raise InvalidArgument(
             "nothing is left to move", field="first", got=first, expected=f"0..{tokens - 1}"

@@ -98,6 +98,22 @@ def test_codecs_follow_the_dtype():
     np.testing.assert_array_equal(out, x.astype(np.float32))
 
 
+def test_numbers_are_never_read_as_others():
+    x = RNG.standard_normal((1, 2, 2, 16, 2, 32)).astype(np.float32)
+    for array, said, field in (
+        (x.astype(">f4"), {"codec": "fp32"}, r"array\.dtype: .*other byte order.*float32"),
+        (x.astype(">f2"), {}, r"array\.dtype"),
+        (x.astype(np.float16), {"codec": "bf16"}, r"codec: .*holds fp16.*got bf16"),
+    ):
+        with pytest.raises(InvalidArgument, match=field):
+            c.compile_for(array, "vllm/nhd", **said)
+    shape = c.shape_of(x, "vllm/nhd")
+    with pytest.raises(InvalidArgument, match=r"codec: .*holds fp16.*expected one of .*fp32"):
+        c.compile_for(x.astype(np.float16), "tenstorrent/kv", shape=shape)  # this has no fp16
+    bits = x.astype(np.float16).view(np.uint16)
+    assert c.compile_for(bits, "vllm/nhd", codec="fp16").codec.name == "fp16"
+
+
 @pytest.mark.parametrize("codec", ["bfp8_b", "bfp4_b"])
 def test_groups_that_lie_in_different_pages_meet_in_rows(codec):
     array = halves(1, 2, 2, 32, 2, 64)

@@ -199,6 +199,13 @@ def test_convert_there_and_back(tmp_path):
     np.testing.assert_array_equal(np.load(c), array.transpose(0, 1, 2, 4, 3, 5))
 
 
+def test_explain_refuses_more_tokens_than_memory_holds():
+    said = ("vllm/nhd", "vllm/hnd", "--model", "llama-3.1-8b", "--tokens", 10**11)
+    done = hawk("explain", *said, fails=True)
+    assert isinstance(done.exception, InvalidArgument)
+    assert "tokens" in str(done.exception)
+
+
 def test_convert_a_tensor_and_a_path(tmp_path):
     a, b, own = tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "acme.toml"
     own.write_text(ACME)
@@ -223,4 +230,23 @@ def test_convert_refuses(tmp_path):
         done = hawk("convert", "vllm/nhd", "vllm/hnd", *arguments, fails=True)
         assert isinstance(done.exception, InvalidArgument)
         assert what in str(done.exception)
-    assert not b.exists() or b.stat().st_size
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a.npy", "a.txt"], "what fails leaves no file"
+    np.savez(a.with_suffix(".npz"), x=np.zeros(3))
+    done = hawk("convert", "vllm/nhd", "vllm/hnd", a.with_suffix(".npz"), b, fails=True)
+    assert "archive" in str(done.exception)
+    np.save(a, np.zeros((16, 256), np.uint16))
+    done = hawk("convert", "contiguous/bhsd", "tenstorrent/kv", a, b, "--tensor", fails=True)
+    assert "target: this layout tells K from V" in str(done.exception)
+
+
+def test_convert_replaces_a_file_only_by_a_whole_one(tmp_path):
+    """Even the one that it reads."""
+    a = tmp_path / "a.npy"
+    array = np.arange(2 * 2 * 3 * 4 * 2 * 8, dtype=np.uint16).reshape(2, 2, 3, 4, 2, 8)
+    np.save(a, array)
+    before = a.read_bytes()
+    hawk("convert", "vllm/nhd", "vllm/hnd", a, a, "--tokens", 13, fails=True)
+    assert a.read_bytes() == before
+    hawk("convert", "vllm/nhd", "vllm/hnd", a, a)
+    np.testing.assert_array_equal(np.load(a), array.transpose(0, 1, 2, 4, 3, 5))
+    assert [x.name for x in tmp_path.iterdir()] == ["a.npy"]

@@ -109,6 +109,11 @@ def test_a_file_that_is_no_layout(tmp_path, raw, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_path_that_is_none_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"layout: this is no path; got 'a\\x00\.toml'"):
+        load("a\0.toml")
+
+
 def test_an_unknown_name_is_told_the_nearest():
     with pytest.raises(LayoutError, match=r"one of ascend/nz.*Did you mean 'vllm/nhd'\?"):
         load("vllm/ndh")
