@@ -38,6 +38,7 @@ from hawk.retile.cpu import Retiler
 from hawk.transports.base import Capabilities, Grant, Viability
 from tests.end_to_end import caches as c
 
+CAPACITY = 3 << 19
 TOKENS = 128
 SOURCE = c.source_spec(blocks=8)
 TARGET = c.target_spec(block_size=64, blocks=4)
@@ -50,7 +51,7 @@ class HoldingNpu(EmulatedNpu):
     """A device that sees what was written only after a flush of just those bytes."""
 
     def __init__(self) -> None:
-        super().__init__("npu0", capacity=3 << 19, channels=8)
+        super().__init__("npu0", capacity=CAPACITY, channels=8)
         for region in self.regions:
             region.array[:] = c.CANARY
         self.visible = [region.array.copy() for region in self.regions]
@@ -211,7 +212,7 @@ class Rig:
         self.ended: list[OfferEntry] = []
         self.offers = OfferBook(16, self.ended.append)
         self.source = c.KVCache.from_numpy(
-            [np.zeros(2 * 8 * 16 * c.HEADS * c.DIM, np.uint16) for _ in range(c.LAYERS)], SOURCE
+            [np.zeros(2 * SOURCE.blocks * 16 * c.HEADS * c.DIM, np.uint16) for _ in range(c.LAYERS)], SOURCE
         )
         c.fill(self.source)
         self.npu = HoldingNpu()
@@ -297,7 +298,7 @@ class Rig:
         ttl: float = 60.0,
     ) -> OfferEntry:
         entry = OfferEntry(
-            request, self.source_entry, np.arange(8), TOKENS, b"note", layers, consumers, count
+            request, self.source_entry, np.arange(SOURCE.blocks), TOKENS, b"note", layers, consumers, count
         )
         self.offers.add(entry, ttl)
         return entry

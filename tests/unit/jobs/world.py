@@ -47,7 +47,10 @@ class World:
     """A rig whose frames wait until they are delivered, and whose reads wait until they are let go.
 
     stubborn    whether reads that begin now heed no cancellation, as a thread in the middle of a copy
+    entered     reads that have begun
     """
+
+    entered = 0
 
     def __init__(self, *, fenced: bool, arena: int, credit: int, lease: float) -> None:
         self.loop = ClockLoop()
@@ -193,6 +196,7 @@ class World:
 
     async def _read(self, key: bytes, segments: Any, regions: Any, *, timeout: float) -> None:
         transport, reader = self.rig.transport, self.books.enter(key, self.loop.now)
+        self.entered += 1
         how = self.reads[reader] = self.loop.create_future()
         stubborn, cancelled = self.stubborn, False
         transport.reading += 1
