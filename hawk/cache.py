@@ -123,6 +123,8 @@ class KVCache:
         Without `spec` the shape is read from the tensors: their axes must be those of the layout's order, so for
         `vllm/nhd` each layer's tensor is `[kv, block, slot, head, dim]`.  The codec follows from the dtype.  `part`
         says which heads and layers of the model these are, as in `CacheSpec`.
+
+        Raises `InvalidArgument` naming the tensor that differs from the first, or from the spec's codec.
         """
         if not isinstance(tensors, list | tuple) or not tensors:
             raise InvalidArgument(
@@ -150,6 +152,9 @@ class KVCache:
             spec = _spec_from_torch(tensors, layout)
         if part is not None:
             spec = spec.replace(part=part)
+        compiled = instance(spec, CacheSpec, "spec", "a CacheSpec").compile()
+        for i, tensor in enumerate(tensors[: compiled.buffer_count]):
+            _check_torch(tensor, compiled.codec, f"tensors[{i}].dtype")
         buffers = [_torch_bytes(t) for t in tensors]
         return cls(spec, buffers)
 
@@ -184,9 +189,20 @@ _NUMPY_CODECS = {
 }
 
 
+def _width(codec: CodecInfo) -> int:
+    return codec.bits // 8 if codec.group == 1 else 1
+
+
 def _check_dtype(dtype: np.dtype[Any], codec: CodecInfo, field: str) -> None:
     """Raises `InvalidArgument` for elements that cannot be the codec's: their bytes would be read as other numbers."""
-    width = codec.bits // 8 if codec.group == 1 else 1
+    if not dtype.isnative:
+        raise InvalidArgument(
+            "the elements are in the other byte order",
+            field=field,
+            got=dtype,
+            expected=dtype.newbyteorder("="),
+        )
+    width = _width(codec)
     if dtype.name in _NUMPY_CODECS:
         if _NUMPY_CODECS[dtype.name] == codec.name:
             return
@@ -211,6 +227,24 @@ _TORCH_CODECS = {
     "torch.float8_e5m2": "fp8_e5m2",
     "torch.int8": "int8",
 }
+
+
+def _check_torch(tensor: Any, codec: CodecInfo, field: str) -> None:
+    """The same for a tensor."""
+    named, whole = (
+        _TORCH_CODECS.get(str(tensor.dtype)),
+        not (tensor.is_floating_point() or tensor.is_complex()),
+    )
+    if named == codec.name or (whole and tensor.element_size() in (1, _width(codec))):
+        return
+    own = [name for name, known in _TORCH_CODECS.items() if known == codec.name]
+    raise InvalidArgument(
+        f"the spec stores its elements as {codec.name}",
+        field=field,
+        got=tensor.dtype,
+        expected=" or ".join([*own, "torch.uint8"]),
+        hint="Convert the values, or give the spec the codec that they are in",
+    )
 
 
 def _torch_bytes(tensor: Any) -> U8:
@@ -239,6 +273,15 @@ def _spec_from_torch(tensors: Sequence[Any], layout: str | Layout) -> CacheSpec:
             expected=f"[{', '.join(names)}]" if names else "a layout whose order is plain axes",
             hint="Give spec=CacheSpec(...) instead",
         )
+    for i, tensor in enumerate(tensors):
+        for what in ("dtype", "shape"):
+            if getattr(tensor, what) != getattr(tensors[0], what):
+                raise InvalidArgument(
+                    "the tensors differ",
+                    field=f"tensors[{i}].{what}",
+                    got=shown(getattr(tensor, what)),
+                    expected=f"{getattr(tensors[0], what)}, as the first has it",
+                )
     extents: dict[str, int] = dict(zip(names, (int(n) for n in tensors[0].shape), strict=True))
     kvs = extents.get("kv", 2 if "kv" in known.buffers else 1)
     layers = extents.get("layer", len(tensors) // (kvs if "kv" in known.buffers else 1))
