@@ -73,7 +73,7 @@ def shape_of(array: NDArray[Any], layout: Name) -> CacheShape:
             "the shape cannot be read from the array, for the layout's order is not made of plain axes",
             field="array.shape",
             got=array.shape,
-            hint="Say layers, heads, dim, block size and blocks",
+            hint="Give shape=CacheShape(...), or --layers, --heads, --dim, --blocks and --block-size",
         )
     axes = (*loaded.buffers, *names)
     given = axes if array.ndim == len(axes) else names

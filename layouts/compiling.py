@@ -6,11 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hawk.errors import LayoutError
+from hawk.layouts.bounds import BYTES, MAX_ALIGN, MAX_CHANNELS, bounded, moved_error, short
 from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES, CompiledLayout, CompiledPiece
 from hawk.layouts.digits import MAX_ELEMENTS, Factor, Refiner, prove, strides
 from hawk.layouts.grammar import Name, Term, evaluate, nearest
-from hawk.layouts.renaming import MAX_DIM, Tables, names_in, parts_of, stored_name, without_empty
+from hawk.layouts.renaming import (
+    MAX_DIM,
+    Tables,
+    check_halves,
+    names_in,
+    parts_of,
+    stored_name,
+    without_empty,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,24 +27,6 @@ if TYPE_CHECKING:
     from hawk.layouts.compiled import Axis, CacheShape, CodecInfo, Digit, Per, Run
     from hawk.layouts.declared import Piece, Sharding
     from hawk.layouts.layout import Layout
-
-MAX_CHANNELS = 65536
-MAX_ALIGN = 2**30
-
-
-def short(value: object, limit: int = 64) -> str:
-    """`value` for a message, whatever a peer sent: bounded in length and without control characters."""
-    try:
-        return repr(value)[:limit]
-    except (ValueError, RecursionError):  # more than 4300 digits, or nested too deep
-        return f"a {type(value).__name__} too large to show"
-
-
-def bounded(value: object, limit: int, where: str) -> int:
-    """`value` if it is an integer in 1..limit; else `LayoutError` naming `where`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-        raise LayoutError("out of range", field=where, got=short(value), expected=f"an integer in 1..{limit}")
-    return value
 
 
 class Compiler:
@@ -56,7 +47,7 @@ class Compiler:
         extents = self.extents(shape)
         info = self.codec(codec)
         channels = self._channels(channels)
-        align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"))
+        align = bounded(self.layout.align if align is None else align, MAX_ALIGN, self._where("align"), BYTES)
         values = self.values(params, shape)
         found = [
             self._piece(i, piece, shape, extents, values, channels)
@@ -84,7 +75,11 @@ class Compiler:
         scale = self._scale(info, shape, channels, align)
         if scale is not None and scale.pages != pages and self._inside:
             raise self._error(
-                "scales lie behind other pages", "scale.order", f"{scale.pages} pages", f"{pages} pages"
+                "scales lie behind other pages",
+                "scale.order",
+                f"{scale.pages} pages",
+                f"{pages} pages",
+                "The order of scales must have the digits of the elements' page number in front of its '|'",
             )
         stride = -(-(page_bytes + (scale.page_bytes if scale and self._inside else 0)) // align) * align
         if scale is not None and self._inside:
@@ -130,7 +125,7 @@ class Compiler:
                 "codec",
                 short(name),
                 ", ".join(self.layout.codecs),
-                nearest(str(name), self.layout.codecs),
+                None if name in CODECS else nearest(str(name), self.layout.codecs),
             )
         return CODECS[name]
 
@@ -176,6 +171,8 @@ class Compiler:
         channels: int,
     ) -> tuple[CompiledPiece, int]:
         key = self._where(f"piece[{number}]")
+        whole = [name for name, default in self.layout.params if default == "dim"]
+        check_halves(piece, [n for n in whole if values[n] != extents["dim"]], values, f"{key}.rename")
         (page, inside), stored = self._factors(piece, extents, values, key)
         if self.layout.sharding is not None:
             page = self._sharded(self.layout.sharding, page, extents, values, channels)
@@ -285,7 +282,11 @@ class Compiler:
             block_size=shape.block_size if per == "token" else 1,
             blocks=1 if per == "cache" else shape.blocks,
         )
-        compiled = Compiler(tensor).compile(box, None, channels if channels > 1 else None, align, {})
+        try:
+            compiled = Compiler(tensor).compile(box, None, channels if channels > 1 else None, align, {})
+        except LayoutError as error:
+            error = moved_error(error, f"{tensor.name}: piece[0].", self._where("scale."))
+            raise moved_error(error, f"{tensor.name}: ", self._where("scale.")) from None
         return replace(compiled, per=per, of_scales=True)
 
     def _sharded(

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hawk.errors import LayoutError
-from hawk.layouts.compiling import MAX_ALIGN, Compiler, bounded
+from hawk.layouts.bounds import BYTES, MAX_ALIGN, bounded, moved_error
+from hawk.layouts.compiling import Compiler
 from hawk.layouts.grammar import evaluate
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def compile_parts(
     whole.extents(shape)
     chosen = whole.codec(codec).name
     values = whole.values(params, shape)
-    align = bounded(layout.align if align is None else align, MAX_ALIGN, f"{layout.name}: align")
+    align = bounded(layout.align if align is None else align, MAX_ALIGN, f"{layout.name}: align", BYTES)
     found: list[CompiledLayout] = []
     first = 0
     for i, part in enumerate(layout.parts):
@@ -42,7 +43,11 @@ def compile_parts(
             )
         own = _alone(layout, part, chosen, values)
         # Parameters that are extents are those of the whole head.
-        tensor = Compiler(own).compile(replace(shape, dim=size), None, channels, align, {})
+        try:
+            tensor = Compiler(own).compile(replace(shape, dim=size), None, channels, align, {})
+        except LayoutError as error:
+            error = moved_error(error, f"{own.name}: piece[0].", f"{layout.name}: part[{i}].")
+            raise moved_error(error, f"{own.name}: ", f"{layout.name}: part[{i}].") from None
         found.append(replace(tensor, first=first))
         first += size
     if first != shape.dim:

@@ -9,6 +9,7 @@ Factors of one value count as nothing.  What cannot be split so is not a sum of 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -167,7 +168,7 @@ def prove(
         reach = 1
         for i, factor in enumerate(own):
             if factor.div < reach or (i and (factor.div, factor.ext) == (own[i - 1].div, own[i - 1].ext)):
-                raise LayoutError("this digit is in the order twice", field=field, got=str(factor))
+                raise _twice(factor, own[i - 1], field)
             if factor.div > reach:
                 gap = Factor(axis, reach, factor.div // reach)
                 raise LayoutError(
@@ -185,6 +186,17 @@ def prove(
             )
         padded |= reach > extents[axis]
     return padded
+
+
+def _twice(factor: Factor, other: Factor, field: str) -> LayoutError:
+    """Two factors of one axis that overlap."""
+    names = [re.findall(r"[A-Za-z_]\w*", f.text) for f in (factor, other)]
+    hint = None
+    if len({factor.axis in found for found in names}) == 2:
+        hint = f"Where {factor.axis} is renamed the order names the new name alone"
+    return LayoutError(
+        "this digit is in the order twice", field=field, got=f"{factor} and {other}", hint=hint
+    )
 
 
 def strides(factors: Sequence[Factor], field: str) -> tuple[tuple[Digit, ...], int]:

@@ -37,9 +37,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """`Did you mean 'head'?` where one of the known words is close to `word`, else None."""
-    close = difflib.get_close_matches(word[:64], list(known), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else None
+    """`Did you mean 'head'?` where one of the known words is close to `word`, in whatever case, else None."""
+    lower = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(word[:64].lower(), lower, n=1, cutoff=0.65)
+    return f"Did you mean {lower[close[0]]!r}?" if close else None
 
 
 def is_name(text: str) -> bool:
@@ -102,7 +103,9 @@ def _evaluate(expr: Arith, params: Mapping[str, int], field: str) -> int:
                 "unknown parameter",
                 field=field,
                 got=f"{expr.name!r} at column {expr.at}",
-                expected="a number or one of " + (", ".join(sorted(params)) or "no parameters"),
+                expected="a number or one of " + ", ".join(sorted(params))
+                if params
+                else "a number, for there are no [params]",
                 hint=nearest(expr.name, params),
             )
         return params[expr.name]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hawk.errors import LayoutError
+from hawk.layouts.bounds import short
 from hawk.layouts.compiled import AXES
-from hawk.layouts.compiling import Compiler, short
+from hawk.layouts.compiling import Compiler
 from hawk.layouts.compiling_parts import compile_parts
 from hawk.layouts.reading import Reader
 

@@ -49,13 +49,14 @@ def load(name_or_path: str | os.PathLike[str]) -> Layout:
     if name_or_path in plugged:
         return _plug(plugged[name_or_path])
     known = names()
-    hint = nearest(name_or_path, known) or "A file is named by a path that ends in .toml"
+    near = nearest(name_or_path, known)
+    own = "A layout of your own is named by the path of its file, which ends in .toml"
     raise LayoutError(
         "unknown layout",
         field="layout",
         got=name_or_path[:200],
         expected="one of " + ", ".join(known),
-        hint=hint,
+        hint=f"{near} {own}" if near else own,
     )
 
 

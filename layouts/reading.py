@@ -7,9 +7,9 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from hawk.errors import LayoutError
+from hawk.layouts.bounds import BYTES, MAX_ALIGN, MAX_CHANNELS, bounded, short
 from hawk.layouts.codecs import CODECS
 from hawk.layouts.compiled import AXES
-from hawk.layouts.compiling import MAX_ALIGN, MAX_CHANNELS, bounded, short
 from hawk.layouts.declared import Piece, Scale, Sharding
 from hawk.layouts.digits import MAX_ELEMENTS
 from hawk.layouts.grammar import (
@@ -24,6 +24,7 @@ from hawk.layouts.grammar import (
     parse_split,
 )
 from hawk.layouts.reading_parts import read_parts
+from hawk.layouts.renaming import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,7 +92,7 @@ class Reader:
             "codec": codec,
             "codecs": codecs,
             "buffers": self._buffers(top),
-            "align": bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align"),
+            "align": bounded(top.get("align", 1), MAX_ALIGN, f"{self.origin}: align", BYTES),
             "placement": kind,
             "channels": channels,
             "banks": banks,
@@ -244,25 +245,32 @@ class Reader:
         codec = self.string(table, "dtype", prefix=f"{where}scale.")
         if codec not in ("fp32", "bf16", "fp16"):
             raise self.error("no type of scales", f"{where}scale.dtype", codec, "fp32, bf16, fp16")
-        group = bounded(
-            table.get("group", 0) or MAX_ELEMENTS, MAX_ELEMENTS, f"{self.origin}: {where}scale.group"
-        )
         # Without an order there is one scale for all that a buffer holds.
         text = (
             self.string(table, "order", prefix=f"{where}scale.")
             if "order" in table or place == "page"
             else ""
         )
+        order = parse_order(text, f"{self.origin}: {where}scale.order") if text else Order((), (), cut=False)
         return Scale(
             "page" if place == "page" else "buffer",
             codec=codec,
-            order=parse_order(text, f"{self.origin}: {where}scale.order")
-            if text
-            else Order((), (), cut=False),
+            order=order,
             text=text,
-            group=group,
+            group=self._group(table, order, f"{where}scale.group"),
             buffers=self._buffers(table, f"{where}scale.") if "buffers" in table else None,
         )
+
+    def _group(self, table: Mapping[str, Any], order: Order, key: str) -> int:
+        """How many dims share a scale; 0 where the order does not tell dims apart."""
+        named = "dim" in names_in([*order.page, *order.inside])
+        if "group" in table and not named:
+            raise self.error("scale.order does not name dim, so there are no groups", key, table["group"])
+        if named and "group" not in table:
+            raise self.error(
+                "scale.order names dim, so the group is needed", key, None, "how many dims share a scale"
+            )
+        return bounded(table["group"], MAX_ELEMENTS, f"{self.origin}: {key}") if named else 0
 
     def _factor(self, value: object, key: str) -> float:
         expected = "a number from 2^-100 to 2^100 that binary32 holds"

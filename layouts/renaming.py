@@ -14,13 +14,14 @@ import numpy as np
 
 from hawk.errors import LayoutError
 from hawk.layouts.compiled import Run
-from hawk.layouts.grammar import MAX_NUMBER, Name, evaluate
+from hawk.layouts.grammar import MAX_NUMBER, Binary, Name, Number, Param, evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from hawk.layouts.declared import Piece
     from hawk.layouts.grammar import Order, Split, Term
 
     I64 = NDArray[np.int64]
@@ -80,6 +81,38 @@ def without_empty(terms: Sequence[Term], parts: Mapping[str, Part]) -> tuple[Ter
 
 def _is_empty(term: Term, parts: Mapping[str, Part]) -> bool:
     return any(name in parts and parts[name].size == 0 for name in names_in([term]))
+
+
+def check_halves(piece: Piece, narrow: Sequence[str], params: Mapping[str, int], field: str) -> None:
+    """Refuses halves of a parameter of `narrow`, which is less than the head, taken of the whole head.
+
+    `(dim%(R/2) dim/(R/2))` weaves two halves where R is the head; where it is less, as for a rotary part, it would
+    weave more than two runs, and it is a part of the head that is meant.
+    """
+    inner = [t for _, terms in piece.renames for term in terms for t in _terms_in(term)]
+    for term in inner:
+        for _, n in term.ops:
+            if not (isinstance(n, Binary) and n.op == "/" and n.right == Number(2) and _is_dim(term)):
+                continue
+            if isinstance(n.left, Param) and n.left.name in narrow:
+                name = n.left.name
+                raise LayoutError(
+                    "halves of what is less than the head are taken of the whole head",
+                    field=field,
+                    got=f"{term.text!r} at column {term.at} with {name} = {params[name]}",
+                    hint=f'Split first: split = "dim = rotary:{name} + rest", and rename the part',
+                )
+
+
+def _terms_in(term: Term) -> Iterator[Term]:
+    yield term
+    if not isinstance(term.base, Name):
+        for inner in term.base.terms:
+            yield from _terms_in(inner)
+
+
+def _is_dim(term: Term) -> bool:
+    return isinstance(term.base, Name) and term.base.name == "dim"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,4 +104,8 @@ def _of_codecs(a: CodecInfo, b: CodecInfo) -> str | None:
         return f"{a.name} under a scale of {a.factor:g} to {b.name} under {b.factor:g} may round"
     if (a.name, b.name) in _EXACT:
         return None
+    if b.name == "int8":
+        return (
+            "int8 without scales: elements are rounded to integers and saturate at 127; is [scale] missing?"
+        )
     return f"{a.name} to {b.name} may round"

@@ -184,7 +184,7 @@ def test_a_factor_rounds_as_binary32_does():
         ('place = "buffer"\ndtype = "fp32"\norder = "block slot)"', ["scale.order", "column"]),
         ('place = "buffer"\ndtype = "fp32"\norder = "slot head"', ["scale.order", "block in it"]),
         ('place = "buffer"\ndtype = "fp32"\norder = "block slot dim"\ngroup = 48', ["scale.group", "64"]),
-        ('place = "buffer"\ndtype = "fp32"\norder = "block slot slot"', ["scales", "twice"]),
+        ('place = "buffer"\ndtype = "fp32"\norder = "block slot slot"', ["scale.order", "twice"]),
         ('place = "page"\ndtype = "fp32"\norder = "block slot | head"', ["scales lie behind other pages"]),
     ],
 )
