@@ -250,8 +250,10 @@ def _rows(src: _Side, dst: _Side) -> int:
         for d in side.page:
             if d.axis == "slot":
                 rows = gcd(rows, d.div)
-    # Below `rows` the digits must nest, up to `rows` itself; where they do not, the piece is lower.
+    # A piece ends where a digit above it does, and below `rows` the digits must nest, up to `rows` itself; where
+    # they do not, the piece is lower.
     while True:
+        rows = gcd(rows, *(b for b in _boundaries(src, dst, "slot") if b > rows))
         chain = _chain(src, dst, rows)
         clash = [(low, high) for low, high in pairwise(chain) if high % low]
         if not clash:

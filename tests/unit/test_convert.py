@@ -7,7 +7,7 @@ import pytest
 
 from hawk import convert as c
 from hawk.errors import InvalidArgument, LayoutError, Unmappable
-from hawk.layouts import load
+from hawk.layouts import Layout, load
 from hawk.plan.check import check
 from hawk.plan.types import Selection
 from hawk.retile import native
@@ -86,6 +86,27 @@ def test_blocks_of_another_size_and_a_part():
     assert not got[:, :, 60:80, 1].any()
     assert (got[:, :, :50] == 0x7FC1).all()
     assert (got[:, :, :, 0] == 0x7FC1).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "other", "rows"), [(48, 36, 32), (36, 48, 32), (6, 6, 5), (12, 18, 8), (6, 4, 5)]
+)
+def test_tiles_inside_a_page_that_blocks_do_not_divide(size, other, rows):
+    """Tiles of `rows` tokens in pages of `size`, which end inside a tile, from and to plain blocks of other sizes."""
+    text = f'name = "t/x"\ncodec = "bf16"\n[[piece]]\norder = "layer kv block slot/{rows} head slot%{rows} dim"\n'
+    tiled, blocks = Layout.from_toml(text, "x.toml"), 144 // other
+    array = halves(1, 2, blocks, 2, other, 8)
+    src = c.compile_for(array, "contiguous/bhsd")
+    dst = c.retarget(src, tiled, block_size=size)
+    got = c.convert(array, src, dst)
+    tokens = (
+        array.transpose(0, 1, 2, 4, 3, 5).reshape(2, -1, 2, 8)[:, :144].reshape(2, 144 // size, size, 2, 8)
+    )
+    pad = np.pad(tokens, [(0, 0), (0, 0), (0, -size % rows), (0, 0), (0, 0)])
+    want = pad.reshape(2, 144 // size, -1, rows, 2, 8).transpose(0, 1, 2, 4, 3, 5)
+    np.testing.assert_array_equal(got.reshape(-1).view(np.uint16), want.reshape(-1))
+    back = c.convert(got, dst, src)
+    np.testing.assert_array_equal(back.reshape(-1).view(np.uint16), array.reshape(-1))
 
 
 def test_codecs_follow_the_dtype():

@@ -75,6 +75,27 @@ def check(src, dst, kv=0):
     return p
 
 
+def test_pieces_end_where_a_digit_above_them_does():
+    """Tiles inside a page, whose height the pieces that blocks allow do not divide."""
+    for size, other, tile, rows in ((48, 36, 32, 4), (6, 6, 5, 1), (12, 18, 8, 2)):
+        for a, b in ((size, other), (other, size)):
+            one, two = lay.shape_of(block_size=a, heads=2, dim=4), lay.shape_of(block_size=b, heads=2, dim=4)
+
+            def tiled(s, tile=tile):
+                inside = [
+                    ("slot", tile, -(-s.block_size // tile)),
+                    ("head", 1, 2),
+                    ("slot", 1, tile),
+                    ("dim", 1, 4),
+                ]
+                return lay.compiled(
+                    "in", s, lay.BF16, [("block", 1, s.blocks)], inside, buffers=("layer", "kv")
+                )
+
+            assert rows % check(lay.nhd(one), tiled(two)).rows == 0
+            assert rows % check(tiled(one), lay.nhd(two)).rows == 0
+
+
 def test_rows_fit_one_block_of_either_side():
     assert check(lay.nhd(lay.shape_of(block_size=16)), lay.tiles(lay.shape_of(block_size=32))).rows == 16
     p = check(lay.nhd(lay.shape_of(block_size=40)), lay.tiles(lay.shape_of(block_size=40)))
