@@ -13,6 +13,8 @@ from hawk.layouts.digits import show
 from hawk.layouts.grammar import show as show_number
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hawk.layouts.compiled import Axis, CompiledLayout, CompiledPiece
     from hawk.layouts.declared import Part, Piece, Scale
     from hawk.layouts.layout import Layout
@@ -28,9 +30,16 @@ EXAMPLES = (
 MAX_LINES = 8
 
 
-def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | None = None) -> str:
+def describe(
+    layout: Layout,
+    shape: CacheShape | None = None,
+    *,
+    codec: str | None = None,
+    params: Mapping[str, int] | None = None,
+) -> str:
     """The declaration and, for `shape` (or a small example), its digits and where elements of a block land.
 
+    `codec` and `params` are as for `Layout.compile`.
     Raises `LayoutError` if the layout cannot hold `shape`, or none of the examples.
     """
     lines = [layout.name + (f": {layout.summary}" if layout.summary else "")]
@@ -52,16 +61,20 @@ def describe(layout: Layout, shape: CacheShape | None = None, *, codec: str | No
         facts.append((f"scale ({part.name})", _scale(part.scale)))
     width = max(len(key) for key, value in facts if value)
     lines += [f"  {key:<{width}}  {value}" for key, value in facts if value]
-    compiled = layout.compile(shape, codec=codec) if shape is not None else _example(layout, codec)
+    compiled = (
+        _example(layout, codec, params)
+        if shape is None
+        else layout.compile(shape, codec=codec, params=params)
+    )
     return "\n".join([*lines, "", *_compiled(compiled, "for example" if shape is None else "here")])
 
 
-def _example(layout: Layout, codec: str | None) -> CompiledLayout:
+def _example(layout: Layout, codec: str | None, params: Mapping[str, int] | None) -> CompiledLayout:
     """The layout bound to the first example that fits; raises what is wrong with the first where none does."""
     first: LayoutError | None = None
     for shape in EXAMPLES:
         try:
-            return layout.compile(shape, codec=codec)
+            return layout.compile(shape, codec=codec, params=params)
         except LayoutError as error:
             first = first or error
     assert first is not None
@@ -119,17 +132,30 @@ def _compiled(compiled: CompiledLayout, word: str) -> list[str]:
     lines = [f"{word}: {box}, {', '.join(dict.fromkeys(t.codec.name for t in tensors))}"]
     for tensor in tensors:
         lines += _tensor(tensor, tensor.name if len(tensors) > 1 else "")
+        if tensor.scale is not None:
+            lines += _tensor(tensor.scale, "")
     return lines
 
 
 def _tensor(compiled: CompiledLayout, name: str) -> list[str]:
     extents: dict[Axis, int] = {axis: compiled.shape.extent(axis) for axis in AXES}
-    size = f"{compiled.pieces[0].elements} elements in {compiled.page_bytes} bytes"
+    what = "scales" if compiled.of_scales else "elements"
+    size = f"{compiled.pieces[0].elements} {what} ({compiled.codec.name}) in {compiled.page_bytes} bytes"
+    each = f"{compiled.channel_bytes} bytes" + (" in each channel" if compiled.channels > 1 else "")
+    many = f"{compiled.buffer_count} buffer{'s' if compiled.buffer_count > 1 else ''}"
+    many += " of scales" if compiled.of_scales else ""
     lines = [f"  {name}: dims {compiled.first}..{compiled.first + compiled.shape.dim - 1}"] if name else []
     lines += [
-        f"  {compiled.buffer_count} buffers of {compiled.pages} pages, {compiled.channel_bytes} bytes in each channel",
-        f"  a page is {size}; the next in its channel begins {compiled.page_stride} bytes on"
-        + (f", each {compiled.inset} bytes into one of the part before" if compiled.inset else ""),
+        f"  scales lie behind the elements of each page, from byte {compiled.inset} on"
+        if compiled.of_scales and compiled.inset
+        else f"  {many} of {compiled.pages} pages, {each}",
+        f"  a page is {size}; the next{' in its channel' if compiled.channels > 1 else ''} begins "
+        f"{compiled.page_stride} bytes on"
+        + (
+            f", each {compiled.inset} bytes into one of the part before"
+            if compiled.inset and not compiled.of_scales
+            else ""
+        ),
     ]
     for piece in compiled.pieces:
         names = " and ".join(_kv_name(kv) for kv in piece.kvs)
@@ -139,17 +165,24 @@ def _tensor(compiled: CompiledLayout, name: str) -> list[str]:
             lines.append(f"    digits of dim are those of where it is stored: {_runs(piece)}")
         if piece.padded:
             lines.append("    positions beyond the extents are padding and hold 0")
-        lines += _drawing(compiled, piece)
+        if compiled.of_scales:
+            continue
+        apart = "kv" in compiled.buffers or len(piece.kvs) == 1
+        for kv in piece.kvs[: 1 if apart else None]:
+            lines += _drawing(compiled, piece, kv)
     return lines
 
 
-def _drawing(compiled: CompiledLayout, piece: CompiledPiece) -> list[str]:
+def _drawing(compiled: CompiledLayout, piece: CompiledPiece, kv: int) -> list[str]:
     """A table of `page:element` over the slots and dims at which some digit begins, for block 0 of head 0."""
-    kv = piece.kvs[0]
+    names = " or ".join(map(_kv_name, piece.kvs)) if "kv" in compiled.buffers else _kv_name(kv)
     dims, slots = _steps(compiled, piece, "dim"), _steps(compiled, piece, "slot")
     base = compiled.fixed_term(kv, 0)
     head = [f"{'slot / dim':>12}"] + [f"{dim:>10}" for dim in dims]
-    lines = [f"    page:element in layer 0, {_kv_name(kv)}, head 0, block 0", "".join(head)]
+    lines = [
+        f"    page:element in layer 0, {names}, head 0, block 0 (3:128 is element 128 of page 3)",
+        "".join(head),
+    ]
     for slot in slots:
         cells = []
         for dim in dims:

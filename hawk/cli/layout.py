@@ -59,6 +59,17 @@ def _pair(_context: click.Context, option: click.Parameter, value: str | None) -
     return numbers[0], numbers[-1]
 
 
+def _params(_context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
+    """A click callback: `R=64`, any number of them."""
+    found = {}
+    for text in value:
+        name, _, number = text.partition("=")
+        if not name or not (number.isascii() and number.isdigit() and len(number) < 20):
+            raise click.BadParameter(f"{text!r} is not a name, = and a number", param=option)
+        found[name] = int(number)
+    return found
+
+
 def _shape_options(command: Any) -> Any:
     for name, text in (
         ("--layers", "Layers of the file's cache."),
@@ -76,7 +87,10 @@ def _shape_options(command: Any) -> Any:
 @_shape_options
 @click.option("--block-size", type=click.IntRange(1), help="Tokens of a block.")
 @click.option("--codec", help="Codec.  [default: the layout's]")
-def show(name: str, codec: str | None, **extents: int | None) -> None:
+@click.option(
+    "--param", "params", multiple=True, callback=_params, metavar="NAME=N", help="A parameter, as R=64."
+)
+def show(name: str, codec: str | None, params: dict[str, int], **extents: int | None) -> None:
     """Prints a layout, by its name or by the path of a .toml file, and where its elements land.
 
     They are drawn for a small cache, or for the one that the options make of it.
@@ -87,7 +101,8 @@ def show(name: str, codec: str | None, **extents: int | None) -> None:
     from hawk.layouts.library import load
 
     said = {axis: extent for axis, extent in extents.items() if extent is not None}
-    click.echo(describe(load(name), replace(EXAMPLE, **said) if said else None, codec=codec))
+    shape = replace(EXAMPLE, **said) if said else None
+    click.echo(describe(load(name), shape, codec=codec, params=params))
 
 
 @layout.command()
@@ -227,7 +242,8 @@ def convert(
 
     Where a layout's order is made of plain axes its file is an array with these axes, those of its buffers first
     (vllm/nhd over bf16: uint16 [layer, kv, block, slot, head, dim]), and the shape is read from it.  All other files
-    are uint8 [buffers, channels, bytes], and the shape has to be said.
+    are uint8 [buffers, channels, bytes], or flat where buffers differ in size (as with scales of their own): all
+    buffers of elements, then all of scales.  Their shape has to be said.
     """
     import numpy as np
 

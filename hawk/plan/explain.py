@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from hawk.plan.types import Chunk, Decision, Selection
 
 
+SHORT_RUN = 512
+"""Bytes; runs of that many or fewer cost more to ask for than to move."""
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What `explain` found; `str()` of it is the text for people.
@@ -39,6 +43,7 @@ class Explanation:
     decision             of the largest chunk
     rows                 what meets in rows on the way, as "K"; "" where programs alone bring everything over
     scales               what becomes of scales; "" where there are none
+    advice               what would make runs longer; "" where they are long or cannot be
     """
 
     selection: Selection
@@ -59,6 +64,7 @@ class Explanation:
     decision: Decision
     rows: str = ""
     scales: str = ""
+    advice: str = ""
 
     @property
     def imbalance(self) -> float:
@@ -82,6 +88,8 @@ class Explanation:
         ]
         if self.scales:
             lines.insert(-1, f"scales      {self.scales}")
+        if self.advice:
+            lines.insert(6, f"            {self.advice}")
         if self.rows:
             said = f"{self.rows} {'go' if ' ' in self.rows else 'goes'} through rows"
             lines.insert(-1, f"retile      {said}: in two passes, for what has to meet first")
@@ -189,7 +197,17 @@ def _explanation(
         decision=decision,
         rows=_rows(src, dst, selection),
         scales=scales_told(src, dst, selection),
+        advice=_advice(dst, median),
     )
+
+
+def _advice(dst: CompiledLayout, median: int) -> str:
+    """Linear memory has no pages of its own: there a page of less than a block only makes runs short."""
+    s, first = dst.shape, dst.tensors[0]
+    blocks = s.blocks * s.layers * (1 if first.shares_pages else s.kvs)
+    if dst.channels > 1 or median > SHORT_RUN or first.pages * first.buffer_count <= blocks:
+        return ""
+    return "short: in linear memory a page may be a block, with '|' behind 'block' in the target's order"
 
 
 def _codecs(layout: CompiledLayout) -> str:

@@ -54,6 +54,31 @@ def test_show_draws_or_says_why_not(tmp_path):
         raise hawk("show", path, fails=True).exception
 
 
+def test_show_takes_parameters_and_names_scales(tmp_path):
+    text = hawk("show", "tenstorrent/kv", "--dim", 64, "--param", "R=32")
+    assert "0..15 from 0 on by 2, 16..31 from 1 on by 2, 32..63 from 32 on" in text
+    assert hawk("show", "tenstorrent/kv", "--param", "R", fails=True).exit_code == 2
+    path = tmp_path / "rows.toml"
+    scale = '[scale]\nplace = "buffer"\ndtype = "fp32"\norder = "layer kv block head slot"\n'
+    path.write_text(
+        f'name = "rows"\ncodec = "int8"\n{scale}[[piece]]\norder = "layer block head slot kv | dim"\n'
+    )
+    text = hawk("show", path)
+    assert "1 buffer of 2048 pages, 131072 bytes\n" in text
+    assert "1 buffer of scales of 16 pages, 8192 bytes\n" in text
+    assert "layer 0, K, head 0, block 0 (3:128 is element 128 of page 3)" in text
+    assert "layer 0, V, head 0, block 0" in text
+
+
+def test_explain_says_what_makes_short_runs_longer(tmp_path):
+    path = tmp_path / "rows.toml"
+    said = "a page may be a block, with '|' behind 'block'"
+    for order, short in (("layer block head slot kv | dim", True), ("layer block | head slot kv dim", False)):
+        path.write_text(f'name = "rows"\ncodec = "bf16"\n[[piece]]\norder = "{order}"\n')
+        text = hawk("explain", "vllm/nhd", path, "--model", "llama-3.1-8b", "--tokens", 64)
+        assert (said in text) is short
+
+
 def test_explain_a_model_between_equal_groups():
     text = hawk("explain", "vllm/nhd", "tenstorrent/kv", "--model", "llama-3.1-70b", "--tp", "4:4")
     payload = 80 * 2 * 8192 * 8 * 128 * 2
