@@ -213,7 +213,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="u
 def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):
     """The newcomer's file and test are run as they stand, and the test fails once the file is wrong."""
     text, rotary, parted, sharded, scale = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     shape = CacheShape(layers=2, heads=4, dim=128, block_size=64, blocks=4)
     assert Layout.from_toml(text).compile(shape).pages == 4 * 4 * 8
     wrong = "slot/8 dim/128 | slot%8/2 dim%64 slot%2"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -119,3 +122,20 @@ def test_int8_without_scales_is_asked_about():
     src, dst = load("vllm/nhd").compile(SHAPE), Layout.from_toml(text(scale="")).compile(SHAPE)
     assert "saturate at 127; is [scale] missing?" in str(loss(src, dst))
     assert "[scale]" not in str(loss(src, Layout.from_toml(text()).compile(SHAPE)))
+
+
+def test_the_numbers_that_the_page_takes_for_scales_are_exact():
+    page = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "codes =" in c]
+    space = {"np": np}
+    exec(compile(code, "docs/layouts.md", "exec"), space)
+    codes, scales = space["codes"], space["scales"].astype(np.float32)
+    layout = Layout.from_toml(
+        'name = "t"\ncodec = "int8"\n[scale]\nplace = "buffer"\ndtype = "fp32"\nbuffers = ""\n'
+        'order = "layer kv block head slot"\n[[piece]]\norder = "layer kv block | head slot dim"\n'
+    )
+    src = convert.compile_for(space["x"], "contiguous/bhsd")
+    got = convert.convert(space["x"], src, convert.retarget(src, layout))
+    assert got.shape == (codes.nbytes + scales.nbytes,)  # flat: elements, then scales
+    assert np.array_equal(got[: codes.nbytes].view(np.int8), codes.reshape(-1))
+    assert np.array_equal(got[codes.nbytes :].view(np.float32), scales.reshape(-1))
