@@ -23,8 +23,12 @@ class Mutator:
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
+        # A generation of ours, and none of the agent's: what was meant for another run of it is not looked into.
+        generations = self._dice.randbytes(8) + bytes(8)
         self._valid = [
-            [frame.header, frame.body] for version in versions() for frame in recorded(version)["peer"]
+            [frame.header[:6] + generations, frame.body]
+            for version in versions()
+            for frame in recorded(version)["peer"]
         ]
 
     def message(self) -> list[bytes]:
