@@ -253,7 +253,10 @@ def _rows(src: _Side, dst: _Side) -> int:
     # A piece ends where a digit above it does, and below `rows` the digits must nest, up to `rows` itself; where
     # they do not, the piece is lower.
     while True:
-        rows = gcd(rows, *(b for b in _boundaries(src, dst, "slot") if b > rows))
+        lower = gcd(rows, *(b for b in _boundaries(src, dst, "slot") if b > rows))
+        if lower < rows:  # of what is above it then, more has to be a multiple
+            rows = lower
+            continue
         chain = _chain(src, dst, rows)
         clash = [(low, high) for low, high in pairwise(chain) if high % low]
         if not clash:

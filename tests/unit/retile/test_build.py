@@ -94,6 +94,17 @@ def test_pieces_end_where_a_digit_above_them_does():
 
             assert rows % check(lay.nhd(one), tiled(two)).rows == 0
             assert rows % check(tiled(one), lay.nhd(two)).rows == 0
+    # Of 4 rows that the blocks allow 6 leaves 2, and then 3 is above.
+    sides = [
+        lay.compiled(
+            "in", lay.shape_of(block_size=size), lay.BF16, [("block", 1, 4)], inside, buffers=("layer", "kv")
+        )
+        for size, inside in (
+            (40, [("slot", 6, 7), ("head", 1, 2), ("slot", 2, 3), ("slot", 1, 2), ("dim", 1, 64)]),
+            (12, [("slot", 3, 4), ("head", 1, 2), ("slot", 1, 3), ("dim", 1, 64)]),
+        )
+    ]
+    assert check(*sides).rows == 1
 
 
 def test_rows_fit_one_block_of_either_side():
