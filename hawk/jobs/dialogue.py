@@ -45,6 +45,9 @@ SILENCE = 4 * NUDGE
 MARGIN = 0.1
 """Part of a lease that the reader leaves unused, so that its last read ends before the lease does."""
 
+UNNEEDED = "unneeded"
+"""Fact of an `Abort` by which the decode side gives an offer back because other offers hold the same."""
+
 MOST_CHUNKS = 65_536
 """Chunks of a job; as many as a `Poll` can name."""
 

@@ -49,6 +49,7 @@ class Claim:
     """One consumer's hold on an offer, for as long as its job lasts.
 
     leaving    the job was told to end and has not yet: who comes now waits for that
+    declined   the consumer has what the offer holds from elsewhere
     stop       ends the job
     """
 
@@ -56,6 +57,7 @@ class Claim:
     job: str
     consumer: str
     leaving: bool = False
+    declined: bool = False
     stop: Callable[[HawkError], None] | None = None
 
 
@@ -69,6 +71,7 @@ class OfferEntry:
     count        how many claims are to be released before the offer is consumed; of named consumers, all of theirs
     claims       those that hold it now, by job
     taken        consumers whose jobs have released it
+    declined     consumers that gave it back for having the same from elsewhere, and when, on the book's own count
     overdue      its time ran out while a job held it: no new claim
     """
 
@@ -83,6 +86,7 @@ class OfferEntry:
     claim: str = field(default_factory=lambda: secrets.token_hex(16))
     claims: dict[str, Claim] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)
+    declined: dict[str, int] = field(default_factory=dict)
     outcome: Outcome | None = None
     overdue: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -157,6 +161,7 @@ class OfferBook:
         self._latest: OrderedDict[str, Outcome] = OrderedDict()
         self._limit = limit
         self._count = 0
+        self._turn = 0
         self._on_ended = on_ended
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
@@ -220,14 +225,18 @@ class OfferBook:
 
         With the `claim` of a ticket it is the offer of that ticket.  An empty one (fetch by name) takes the first of
         those offers of the request that name `consumer`, that hold what it `wants`, and that it has not claimed yet.
+        One that the consumer declined while this waited is passed over: the consumer waits here for something else.
 
         Raises `AlreadyClaimed` where `consumer` has claimed all that it may, `UnknownRequest` where there is nothing
         to claim, `LeaseExpired` where the offer's time ran out.
         """
+        since = self._turn
+
+        def fits(entry: OfferEntry) -> bool:
+            return wants(entry) and entry.declined.get(consumer, 0) <= since
+
         while True:
-            entry = (
-                self._by_ticket(request, claim) if claim else self._by_name(request, consumer, wants, wait)
-            )
+            entry = self._by_ticket(request, claim) if claim else self._by_name(request, consumer, fits, wait)
             if entry is None:
                 if not wait:
                     raise UnknownRequest(
@@ -334,6 +343,9 @@ class OfferBook:
         del entry.claims[claim.job]
         if consumed:
             entry.taken.append(claim.consumer)
+        elif claim.declined:
+            self._turn += 1
+            entry.declined[claim.consumer] = self._turn
         if len(entry.taken) == entry.count:
             # Also where it was withdrawn at the last moment: the consumers were told that it is ready.
             entry.outcome = Outcome.CONSUMED

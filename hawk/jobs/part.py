@@ -21,7 +21,7 @@ from hawk.errors import (
     VerificationFailed,
     VersionMismatch,
 )
-from hawk.jobs.dialogue import Dialogue
+from hawk.jobs.dialogue import UNNEEDED, Dialogue
 from hawk.jobs.receive import Receiver
 from hawk.jobs.states import State
 from hawk.observe.log import get as get_log
@@ -234,7 +234,8 @@ class PartJob:
         phases["accept"] = time.perf_counter() - began
         if not self._whole.needs(self, accepted):
             self.unneeded = True
-            await dialogue.abort(Aborted("other parts hold the same", by="consumer"), wait=False)
+            declined = Aborted("other parts hold the same", by="consumer", **{UNNEEDED: "yes"})
+            await dialogue.abort(declined, wait=False)
             self._whole.look()
             return
         self.result.note = accepted.note

@@ -40,7 +40,7 @@ from hawk.errors import (
 )
 from hawk.jobs.caches import compile_descr, part_of, write_part
 from hawk.jobs.chunks import agreed, cut
-from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE
+from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, UNNEEDED
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
 from hawk.jobs.shelf import Shelf
@@ -172,6 +172,8 @@ class ServeJob(Stoppable):
                 self._released.set()
             case Abort(error=error):
                 self._told = True
+                if self.claim is not None:
+                    self.claim.declined = error.get(f"fact.{UNNEEDED}") == "yes"
                 self.stop(
                     Aborted("the consumer ended the job", by="consumer", cause=error.get("message", "none"))
                 )

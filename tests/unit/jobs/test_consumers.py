@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from hawk.arguments import consumer_names
 from hawk.errors import Aborted, AlreadyClaimed, InvalidArgument, LeaseExpired
+from hawk.jobs.caches import write_part
 from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
 from tests.unit.jobs.rig import rig
 from tests.unit.jobs.test_books import cache
@@ -77,6 +80,29 @@ async def test_who_failed_may_come_again_and_waits_for_its_old_job_only() -> Non
     assert not late.done()
     book.unclaim(old, consumed=False)
     assert (await late).job == "c"
+
+
+async def test_who_waits_by_name_is_not_given_what_its_consumer_has_just_declined() -> None:
+    """Two fetches of one consumer wait for two parts; the first offer is one that the consumer has from elsewhere."""
+    book, repeated = OfferBook(4, lambda entry: None), offer("d0")
+    heads = repeated.part.of_heads
+    half = write_part(replace(repeated.part, of_heads=2 * heads))
+    repeated.cache.descr = msgspec.structs.replace(repeated.cache.descr, part=half)
+    loop = asyncio.get_running_loop()
+    waiting = [loop.create_task(book.claim("r", "", "d0", job, wait=True)) for job in ("a", "b")]
+    await asyncio.sleep(0)
+    book.add(repeated, 60)
+    first = await waiting[0]
+    first.leaving = first.declined = True
+    book.unclaim(first, consumed=False)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting[1].done()
+    # Who comes later begins anew, and may want it.
+    again = await book.claim("r", "", "d0", "c", wait=True)
+    assert again.offer is repeated
+    book.unclaim(again, consumed=True)
+    waiting[1].cancel()
 
 
 async def test_time_that_runs_out_lets_holders_end_and_nobody_begin() -> None:
