@@ -14,7 +14,7 @@ from tests.fuzz.flood import Strangers, flood
 WARM = 5000
 """Frames before memory is first measured: caches and buffers that fill once."""
 
-GROWTH = 32 << 20
+GROWTH = 48 << 20
 """Bytes by which an agent's private memory may be above what it was then."""
 
 
