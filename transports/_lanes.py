@@ -124,28 +124,31 @@ class Lane(ABC):
         decides then), a hiccup of the network, and a peer that is gone.
         """
         last: OSError | None = None
-        for _ in range(2):
-            sock = self._sock
-            if sock is None:
-                sock = self._reopen()
-            try:
-                self._carry(sock, work, piece)
-            except OSError as error:
-                # AccessDenied is an OSError too, by its second base: it is an answer, not a fault.
-                if isinstance(error, HawkError):
+        try:
+            for _ in range(2):
+                sock = self._sock
+                if sock is None:
+                    sock = self._reopen()
+                try:
+                    self._carry(sock, work, piece)
+                except OSError as error:
+                    # AccessDenied is an OSError too, by its second base: it is an answer, not a fault.
+                    if isinstance(error, HawkError):
+                        raise
+                    last = error
+                    self._drop()
+                    if self._interrupted:
+                        break
+                except BaseException:
+                    self._drop()
                     raise
-                last = error
-                self._drop()
-                if self._interrupted:
-                    break
-            except BaseException:
-                self._drop()
-                raise
-            else:
-                return
-        if self._sock is None and not self._interrupted:
-            self._reopen()  # raises where the peer is gone
-        raise TransferFailed("the connection broke", got=last, peer=self.peer) from last
+                else:
+                    return
+            if self._sock is None and not self._interrupted:
+                self._reopen()  # raises where the peer is gone
+            raise TransferFailed("the connection broke", got=last, peer=self.peer) from last
+        finally:
+            last = None  # it has this frame in its traceback, and the frame the read's regions
 
     def _reopen(self) -> socket.socket:
         try:
@@ -213,14 +216,20 @@ class Lanes:
             await asyncio.wait({done}, timeout=max(timeout, 0.0))
         except asyncio.CancelledError:
             self._stop(work, None)
-            await outlast(done)
+            try:
+                await outlast(done)
+            finally:
+                work.error = None  # as below
             raise
         if not done.done():
             late = DeadlineExceeded("the read did not end in time", timeout=timeout, peer=self._lanes[0].peer)
             self._stop(work, late)
             await outlast(done)
-        if work.error is not None:
-            raise work.error
+        try:
+            if work.error is not None:
+                raise work.error
+        finally:
+            work.error = None  # it has frames in its traceback that refer to the read, and so to its regions
 
     async def close(self) -> None:
         """Ends reads in flight and returns when every lane's thread has ended.  Safe to call twice."""
@@ -276,7 +285,9 @@ class Lanes:
             # One lane that cannot connect settles it; the others are not worth waiting for.
             if self._opened is not None and (error is not None or self._unopened == 0):
                 self._opened.set()
-        return error is None
+        opened = error is None
+        error = None  # it has this frame in its traceback
+        return opened
 
     def _take(self, lane: Lane) -> tuple[Work, Piece] | None:
         with self._ready:
@@ -304,4 +315,5 @@ class Lanes:
             work.lanes.discard(lane)
             if error is not None and not work.stopped:
                 self._halt(work, error)
+            error = None  # it has this frame in its traceback
             self._finish_if_over(work)

@@ -85,12 +85,16 @@ class Dialogue:
         self._session.attach(self.id, self.on_message, self.fail)
 
     def detach(self) -> None:
-        """The attempt has ended."""
+        """The attempt has ended, and nothing of this is asked any more.
+
+        Lets go of the errors that were raised here and of the task, which have this in their frames.
+        """
         if self._lease is not None:
             self._lease.end()
         if self._keep_alive is not None:
             self._keep_alive.cancel()
         self._session.detach(self.id)
+        self._keep_alive = self._fault = self.ended = None
 
     # -- hearing -----------------------------------------------------------------------------------------
 

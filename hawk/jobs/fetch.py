@@ -177,7 +177,7 @@ class FetchJob(Stoppable):
             cache.disown(request.job)
             caches.done(cache)
             self._move_to(State.READY if error is None else State.FAILED)
-            error = None  # it has this frame in its traceback
+            error = self.fault = None  # they have this in their frames
         self._total_seconds["total"] = time.perf_counter() - began
         return self.result
 

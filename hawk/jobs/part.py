@@ -92,8 +92,13 @@ class PartJob:
         self._whole.failed(fault)
 
     def let_go(self) -> None:
-        """The fetch has ended: only the result is of use any more."""
+        """The fetch has ended: only the result is of use any more.
+
+        Nor does it refer to the fetch any more, which has it among its parts: so the fetch, and with it the cache,
+        is free as soon as nobody asks for the result.
+        """
         self.task = self._dialogue = self._receiver = None
+        del self._whole
 
     def look(self) -> None:
         """Something has changed about the other parts."""

@@ -90,6 +90,7 @@ class Receiver:
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         self._slot_bytes = 0
         self._error: HawkError | None = None
+        self._stopped = False
         self._arrivals = Arrivals(context.verifier)
         layout = request.cache.layout
         result.channels = [0] * layout.channels
@@ -249,7 +250,7 @@ class Receiver:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         fault = None if task.cancelled() else task.exception()
-        if fault is None or self._error is not None:
+        if fault is None or self._error is not None or self._stopped:
             return
         if not isinstance(fault, HawkError):
             log.error("a chunk failed on a fault of ours", job=self._request.job, exc_info=fault)
@@ -267,6 +268,8 @@ class Receiver:
                 await settle(task)
             except asyncio.CancelledError as error:
                 again = error
+        # Nobody asks any more which chunk failed, and the error has this in its frames.
+        self._error, self._stopped = None, True
         staging, self._staging, memory = self._staging, None, self._request.cache.memory
         if staging is not None and memory is not None:
             try:

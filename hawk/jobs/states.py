@@ -121,7 +121,10 @@ class Stoppable:
             await asyncio.wait({self._body})
         except asyncio.CancelledError:
             self._body.cancel()
-            await settle(self._body)
+            try:
+                await settle(self._body)
+            finally:
+                self._body = None  # as below
             raise
         # The task, what it raised and this job refer to each other; nobody asks for the task any more.
         body, self._body = self._body, None

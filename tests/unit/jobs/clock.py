@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hawk.retile.cpu import run_step
+
+if TYPE_CHECKING:
+    from tests.unit.jobs.rig import Rig
 
 T = TypeVar("T")
 
@@ -30,7 +35,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
 class ClockLoop(asyncio.SelectorEventLoop):
     """Runs callbacks until none is left (`settle`), lets time pass (`advance`), and keeps what went wrong in them.
 
-    Nothing may run in threads: the loop would not wait for them.
+    Nothing may run in threads, for which the loop would not wait: see `without_threads`.
     """
 
     def __init__(self) -> None:
@@ -71,3 +76,31 @@ class ClockLoop(asyncio.SelectorEventLoop):
             self.call_soon(lambda: None)
             self.settle()
         self.now = max(self.now, end)
+
+
+class _Inline:
+    """What runs in threads elsewhere, done at once."""
+
+    async def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    async def run_steps(self, steps: Any, regions: Any, arena: Any) -> None:
+        for step in steps:
+            run_step(step, regions, arena)
+
+
+def without_threads(made: Rig) -> None:
+    """The rig plans and retiles in the loop from now on."""
+    inline: Any = _Inline()
+    made.planner.call = inline.call  # type: ignore[method-assign]
+    made.retiler.run_steps = inline.run_steps  # type: ignore[method-assign]
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Runs a test in a loop whose time is its own: a busy machine lets nothing run out, and waiting costs no time."""
+    loop = ClockLoop()
+    try:
+        loop.await_(coroutine)
+    finally:
+        loop.close()
+    assert loop.faults == []

@@ -17,10 +17,9 @@ from hawk.jobs.fetch import FetchJob
 from hawk.jobs.offers import Outcome
 from hawk.jobs.request import FetchRequest
 from hawk.jobs.states import State
-from hawk.retile.cpu import run_step
 from tests.end_to_end import caches as c
 from tests.unit.jobs.books import Books, Reader, Wanted
-from tests.unit.jobs.clock import ClockLoop
+from tests.unit.jobs.clock import ClockLoop, without_threads
 from tests.unit.jobs.device import PAIRS, Device
 from tests.unit.jobs.rig import PEER, TOKENS, Rig, rig
 
@@ -30,17 +29,6 @@ answered."""
 
 ENDS = ["stop", "cancel", "withdraw", "silence", "p", "d"]
 """By its client, twice; by the offer's; since no frame arrives; since one side takes the other for lost."""
-
-
-class _Inline:
-    """What runs in threads elsewhere: here the loop's own time is all there is."""
-
-    async def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    async def run_steps(self, steps: Any, regions: Any, arena: Any) -> None:
-        for step in steps:
-            run_step(step, regions, arena)
 
 
 class World:
@@ -75,9 +63,7 @@ class World:
         made.offers._limit = 1000
         made.to_p._put = self._asked  # type: ignore[method-assign]
         made.to_d._put = self._said  # type: ignore[method-assign]
-        inline = _Inline()
-        made.planner.call = inline.call  # type: ignore[method-assign]
-        made.retiler.run_steps = inline.run_steps  # type: ignore[method-assign]
+        without_threads(made)
         made.transport.read = self._read  # type: ignore[method-assign]
         if not fenced:
             made.transport.after_revoke = lambda grant: all(r.start != grant.offset for r in self.reads)
