@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,3 +105,13 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     finally:
         loop.close()
     assert loop.faults == []
+
+
+def timeless(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is `run` so."""
+
+    @functools.wraps(test)
+    def inside(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return inside

@@ -25,6 +25,7 @@ from hawk.jobs.offers import Outcome
 from hawk.jobs.receive import DEPTH
 from hawk.transports.base import Grant
 from tests.end_to_end import caches as c
+from tests.unit.jobs import clock
 from tests.unit.jobs.rig import PEER, Rig, rig
 
 
@@ -105,8 +106,10 @@ async def test_a_deadline_at_every_state() -> None:
 
 @pytest.mark.parametrize("state", ["connecting", "requested", "receiving", "releasing"])
 @pytest.mark.parametrize("how", ["stop", "cancel", "peer lost"])
+@clock.timeless
 async def test_an_end_in_every_state(state: str, how: str) -> None:
     async with rig(lease=0.3) as made:
+        clock.without_threads(made)
         entry = made.offer(layers=c.LAYERS if state == "releasing" else 1)
         if state == "requested":
             made.to_d.change = lambda message: ()
@@ -254,9 +257,11 @@ async def test_closing_ends_every_job() -> None:
             await task
 
 
+@clock.timeless
 async def test_beats_alone_keep_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogue, "NUDGE", 60.0)  # no question is put again, so nothing else renews it
     async with rig(lease=0.4) as made:
+        clock.without_threads(made)
         entry = made.offer(layers=1)
         task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
         while made.seen.count("alive") < 14:  # each a quarter of a lease after the other

@@ -10,7 +10,8 @@ import pytest
 from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import Abort, Fetch, Hello, PeerMessage
 from hawk.errors import Aborted, BadFrame, PeerLost
-from hawk.jobs import dialogue, serve
+from hawk.jobs import dialogue
+from tests.unit.jobs import clock
 from tests.unit.jobs.rig import PEER, Rig, rig
 
 
@@ -67,30 +68,39 @@ async def test_a_fetch_that_comes_after_its_abort_begins_nothing() -> None:
         assert entry.outcome is None
 
 
-async def test_a_fetch_that_waits_ends_with_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_that_waits_ends_with_whoever_asks_for_it() -> None:
     """Its abort was lost, and what it waits for never comes."""
-    monkeypatch.setattr(serve, "SILENCE", 0.2)
-    async with rig(lease=0.1) as made:
-        made.to_p.change = lambda message: () if isinstance(message, Abort) else (message,)
-        job = made.fetch("", wait=True, request="never", timeout=60.0)
-        task = asyncio.get_running_loop().create_task(job.run())
-        await reach(made, "requested")
-        while not made.serving.jobs:
-            await asyncio.sleep(0)
-        job.stop(Aborted("enough"))
-        with pytest.raises(Aborted):
-            await task
-        async with asyncio.timeout(20):
+
+    async def run() -> None:
+        async with rig(lease=0.1) as made:
+            made.to_p.change = lambda message: () if isinstance(message, Abort) else (message,)
+            job = made.fetch("", wait=True, request="never", timeout=60.0)
+            task = asyncio.get_running_loop().create_task(job.run())
+            await reach(made, "requested")
+            while not made.serving.jobs:
+                await asyncio.sleep(0)
+            job.stop(Aborted("enough"))
+            with pytest.raises(Aborted):
+                await task
+            began = asyncio.get_running_loop().time()
             await made.serving.idle()
+            assert asyncio.get_running_loop().time() - began <= dialogue.SILENCE + 0.1
+
+    clock.run(run())
 
 
-async def test_a_fetch_that_asks_again_waits_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "SILENCE", 0.2)
-    async with rig(lease=0.1) as made:
-        task = asyncio.get_running_loop().create_task(made.fetch("", wait=True, request="late").run())
-        asked = len(made.seen)
-        while len(made.seen) < asked + 30:  # questions, 0.02 s apart
-            await asyncio.sleep(0.02)
-        made.offer(request="late", consumers=("d0",))
-        await task
-        made.check_bytes()
+def test_a_fetch_that_asks_again_waits_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogue, "NUDGE", 1.0)
+
+    async def run() -> None:
+        async with rig(lease=0.1) as made:
+            clock.without_threads(made)
+            task = asyncio.get_running_loop().create_task(
+                made.fetch("", wait=True, request="late", timeout=60.0).run()
+            )
+            await asyncio.sleep(8 * dialogue.SILENCE)
+            made.offer(request="late", consumers=("d0",))
+            await task
+            made.check_bytes()
+
+    clock.run(run())
