@@ -15,7 +15,7 @@ from hawk.plan.shards import Kind, Model
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_KEYS = ("source", "layers", "heads", "dim", "kvs", "window", "pattern")
+_KEYS = ("source", "confirmed", "layers", "heads", "dim", "kvs", "window", "pattern")
 _KINDS = {"full", "sliding"}
 MOST_BYTES = 1 << 20
 
@@ -29,6 +29,12 @@ def _shipped() -> dict[str, dict[str, Any]]:
 def model_names() -> list[str]:
     """Names that `load_model` knows, in the order of the file."""
     return list(_shipped())
+
+
+def model_source(name: str) -> tuple[str, str]:
+    """Where the figures of a model of `model_names` are from, and what they were compared with: empty if nothing."""
+    table = _shipped()[name]
+    return table.get("source", ""), table.get("confirmed", "")
 
 
 def load_model(name_or_path: str) -> Model:

@@ -33,15 +33,19 @@ def list_() -> None:
 
 @layout.command()
 def models() -> None:
-    """Prints the models that `explain --model` knows."""
-    from hawk.models import load_model, model_names
+    """Prints the models that `explain --model` knows, and the config that each one's figures are from."""
+    from hawk.models import load_model, model_names, model_source
 
     known = [load_model(name) for name in model_names()]
     width = max(len(m.name) for m in known)
     for m in known:
         windows = [k for k in m.kinds if k.window is not None]
         seen = "".join(f", {len(k.layers)} with a window of {k.window:,}" for k in windows)
-        click.echo(f"{m.name:<{width}}  {m.layers:>3} layers{seen}, {m.heads} KV heads of {m.dim}")
+        source, confirmed = model_source(m.name)
+        doubt = "" if confirmed else ", not confirmed"
+        click.echo(
+            f"{m.name:<{width}}  {m.layers:>3} layers{seen}, {m.heads} KV heads of {m.dim}{doubt}  {source}"
+        )
 
 
 def _pair(_context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int] | None:

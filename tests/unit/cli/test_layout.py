@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hawk import models as hawk_models
 from hawk.cli.layout import layout
 from hawk.errors import HawkError, InvalidArgument, LayoutError
-from hawk.models import from_config, load_model, model_names
+from hawk.models import from_config, load_model, model_names, model_source
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -167,6 +168,19 @@ def test_every_model_can_be_read():
     assert "llama-3.1-405b" in hawk("models")
     assert load_model("deepseek-v3").dim == 512 + 64
     assert [len(k.layers) for k in load_model("gemma-3-27b").kinds] == [10, 52]
+
+
+def test_every_model_names_its_source(monkeypatch):
+    for name in model_names():
+        source, confirmed = model_source(name)
+        assert re.fullmatch(r"https://huggingface\.co/[\w.-]+/[\w.-]+/blob/main/config\.json", source), name
+        assert not confirmed or confirmed.startswith("https://"), name
+    said = hawk("models")
+    assert ("not confirmed" in said) == any(not model_source(name)[1] for name in model_names())
+    assert all(model_source(name)[0] in said for name in model_names())
+    table = {"doubted": {"source": "somewhere", "layers": 1, "heads": 1, "dim": 8}}
+    monkeypatch.setattr(hawk_models, "_shipped", lambda: table)
+    assert "8, not confirmed  somewhere" in hawk("models")
 
 
 def test_models_from_files(tmp_path):

@@ -109,16 +109,17 @@ class Cache:
 
     def __init__(self, layout, rng, *, staging=0):
         self.layout = layout
-        step = -(-layout.channel_bytes // 64) * 64 + self.GUARD
-        start = rng.permutation(layout.buffer_count) * step + self.GUARD
-        self.cache_bytes = layout.buffer_count * step + self.GUARD
+        count = len(layout.buffer_bytes)  # those of scales among them
+        step = -(-max(layout.buffer_bytes) // 64) * 64 + self.GUARD
+        start = rng.permutation(count) * step + self.GUARD
+        self.cache_bytes = count * step + self.GUARD
         self.regions = [
             rng.integers(0, 256, self.cache_bytes + staging, np.uint8) for _ in range(layout.channels)
         ]
         # Channel c need not be region c.
         order = rng.permutation(layout.channels)
         self.placement = Placement(
-            region=np.tile(order.astype(np.int32), (layout.buffer_count, 1)),
+            region=np.tile(order.astype(np.int32), (count, 1)),
             offset=np.tile(start[:, None], (1, layout.channels)).astype(np.int64),
         )
 
@@ -256,6 +257,21 @@ def fetch(cache, kv, layers, heads, blocks, tokens):
     return out
 
 
+def check_reads(cache, tensor):
+    """Every page that a step through rows reads, of elements and of their scales, lies in one buffer of the cache."""
+    place, sizes = cache.placement, np.asarray(cache.layout.buffer_bytes)[:, None, None]
+    for one in tensor.passes:
+        codec, elements, channel = one.program.src_codec, one.program.src_elements, one.pieces.src_channel
+        size = codec.header_bytes(elements) + elements * codec.bits // 8
+        begin = np.asarray(one.offset)[channel] + one.pieces.src_page
+        inside = (place.region[:, :, None] == np.asarray(one.region)[channel]) & (
+            (begin >= place.offset[:, :, None]) & (begin + size <= place.offset[:, :, None] + sizes)
+        )
+        assert inside.any(axis=(0, 1)).all(), "a page lies outside of the buffers"
+    if tensor.scales is not None:
+        check_reads(cache, tensor.scales)
+
+
 def carry_out(source, target, selection, src_blocks, dst_blocks, *, rng, mode="direct", max_bytes=1 << 22):
     """A whole transfer with the retile core in use, through an arena of rubbish; what it touched of each region."""
     regions = [Region(f"r{i}", r) for i, r in enumerate(target.regions)]
@@ -267,6 +283,8 @@ def carry_out(source, target, selection, src_blocks, dst_blocks, *, rng, mode="d
         arena = rng.integers(0, 256, planned.nbytes, np.uint8)
         for step in retile_steps(source.layout, src_blocks, source.placement, planned, dst_blocks):
             if isinstance(step, RowsStep):
+                for tensor in step.reads:
+                    check_reads(source, tensor)
                 cpu.run_step(step, source.regions, arena)
                 continue
             # The core refuses what leaves these slices, and they are the buffers and nothing more.
