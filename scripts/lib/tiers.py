@@ -98,6 +98,12 @@ def not_run(ran: set[str], python: Path) -> str:
     return "\n".join(["tiers not run:", *text])
 
 
+def selected(asked: list[Tier], extra: list[str]) -> list[str]:
+    """The folders that pytest is given: the tiers' own, unless its arguments name files or folders themselves."""
+    named = [a for a in extra if not a.startswith("-") and (ROOT / a.partition("::")[0]).exists()]
+    return [] if named else [f"tests/{tier.name}" for tier in asked]
+
+
 def main(arguments: list[str]) -> int:
     """Runs the tiers; the exit status is pytest's, or 1 with one line if a tier cannot run."""
     extra: list[str] = []
@@ -126,7 +132,7 @@ def main(arguments: list[str]) -> int:
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")
     if in_ci and not arguments:  # CI reads pytest's own closing line, so there the table comes first
         print(table, flush=True)
-    command = [str(python), "-m", "pytest", *(f"tests/{tier.name}" for tier in asked), *extra]
+    command = [str(python), "-m", "pytest", *selected(asked, extra), *extra]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if not in_ci and not arguments:
         print(table, flush=True)

@@ -302,3 +302,10 @@ def test_the_help_tells_which_tiers_are_not_built(monkeypatch: pytest.MonkeyPatc
     lines = {line.split()[0]: line for line in tiers.usage().splitlines() if line.startswith("  ")}
     assert "not built" not in lines["unit"]
     assert lines["contract"].endswith(" (not built yet)")
+
+
+def test_a_path_after_the_dashes_narrows_a_tier() -> None:
+    unit = [tiers.TIERS["unit"]]
+    assert tiers.selected(unit, ["-q", "-k", "plan"]) == ["tests/unit"]
+    assert tiers.selected(unit, ["tests/unit/plan", "-q"]) == []
+    assert tiers.selected(unit, ["tests/unit/test_house.py::test_format"]) == []
