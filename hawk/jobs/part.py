@@ -83,7 +83,7 @@ class PartJob:
     def ended(self, task: asyncio.Task[None]) -> None:
         """It has ended, one way or another."""
         fault = None if task.cancelled() else task.exception()
-        if fault is None or self.unneeded:
+        if fault is None or self.unneeded or self.task is None:  # None: the fetch has ended in the same turn
             return
         if isinstance(fault, HawkError):
             fault.facts.setdefault("source", self.request.source)
