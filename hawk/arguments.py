@@ -14,6 +14,8 @@ from hawk.errors import BadFrame, HawkError, InvalidArgument
 from hawk.units import parse_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
+
     from numpy.typing import ArrayLike
 
 T = TypeVar("T")
@@ -102,16 +104,22 @@ def ticket_text(ticket: Any) -> str:
     return text(ticket, "ticket", 2048)
 
 
+def _parts(given: Sized, what: str, field: str, unit: str = "") -> None:
+    """Raises `InvalidArgument` unless there are as many as a request can have parts."""
+    if not 1 <= len(given) <= MOST_PARTS:
+        unit = unit or what
+        raise InvalidArgument(
+            f"no number of {what}",
+            field=field,
+            got=f"{len(given)} {unit}",
+            expected=f"1..{MOST_PARTS} {unit}",
+        )
+
+
 def ticket_texts(tickets: Any) -> list[str]:
     """The tickets of offers: of one, of a list, or none for None."""
     if isinstance(tickets, list | tuple):
-        if not 1 <= len(tickets) <= MOST_PARTS:
-            raise InvalidArgument(
-                "no number of tickets",
-                field="ticket",
-                got=f"{len(tickets)} tickets",
-                expected=f"1..{MOST_PARTS} tickets",
-            )
+        _parts(tickets, "tickets", "ticket")
         found = [ticket_text(ticket) for ticket in tickets]
         if not all(found):
             raise InvalidArgument(
@@ -125,13 +133,7 @@ def ticket_texts(tickets: Any) -> list[str]:
 def source_names(source: Any) -> list[str]:
     """Names of agents: one, a list, or none for an empty text."""
     if isinstance(source, list | tuple):
-        if not 1 <= len(source) <= MOST_PARTS:
-            raise InvalidArgument(
-                "no number of sources",
-                field="source",
-                got=f"{len(source)} names",
-                expected=f"1..{MOST_PARTS} names",
-            )
+        _parts(source, "sources", "source", "names")
         return [text(name, f"source[{i}]", 128, shortest=1) for i, name in enumerate(source)]
     return [text(source, "source", 128)] if source != "" else []
 

@@ -30,14 +30,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import uvloop
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hawk.bench import bytes_alone, check_alone, transfer, whole_job
-from hawk.bench.samples import Samples, ratio
+from hawk.bench.samples import Samples, machine, ratio
 from hawk.cache import KVCache
 from hawk.control.certificates import new_certificates
 from hawk.demo import agents, engine, scenario
@@ -119,12 +118,7 @@ class IntegrityResult:
         """As in the module's description."""
         ways = dict.fromkeys(way for way, _ in self.alone)
         return {
-            "machine": {
-                "cpus": len(os.sched_getaffinity(0)),
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "retile_core": core_name(),
-            },
+            "machine": machine(),
             "runs": self.runs,
             "bytes": self.nbytes,
             "tokens": self.tokens,

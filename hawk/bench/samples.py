@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from dataclasses import dataclass, field
+
+import numpy as np
+
+from hawk.retile.native import core_name
 
 
 @dataclass
@@ -49,3 +55,13 @@ def ratio(of: Samples, to: Samples) -> float:
     """
     pairs = zip(of.seconds, to.seconds, strict=True)
     return statistics.median((of.nbytes / a) / (to.nbytes / b) for a, b in pairs)
+
+
+def machine() -> dict[str, object]:
+    """What the figures were seen on, as the benchmarks' JSON says it."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "retile_core": core_name(),
+    }

@@ -35,14 +35,13 @@ import platform
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import uvloop
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hawk.bench import bytes_alone, whole_job
-from hawk.bench.samples import Samples, ratio
+from hawk.bench.samples import Samples, machine, ratio
 from hawk.demo import scenario
 from hawk.errors import InvalidArgument
 from hawk.memory.available import available_memory
@@ -118,12 +117,7 @@ class TransferResult:
     def to_dict(self) -> dict[str, object]:
         """As in the module's description."""
         return {
-            "machine": {
-                "cpus": len(os.sched_getaffinity(0)),
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "retile_core": core_name(),
-            },
+            "machine": machine(),
             "runs": self.runs,
             "sizes": [size.to_dict() for size in self.sizes],
             "left_out": [{"asked": asked, "reason": reason} for asked, reason in self.left_out],

@@ -268,6 +268,12 @@ class Rig:
         )
         self.progress: list[tuple[str, int, int]] = []
 
+    async def reach(self, state: str) -> None:
+        """Returns when a fetch has told of that state."""
+        async with asyncio.timeout(20):
+            while not any(seen == state for seen, _, _ in self.progress):
+                await asyncio.sleep(0)
+
     def _source(self) -> CacheEntry:
         regions = tuple(Region(f"b{i}", buffer) for i, buffer in enumerate(self.source.buffers))
         places = np.arange(len(regions), dtype=np.int32).reshape(-1, 1)

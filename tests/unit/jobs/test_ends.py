@@ -26,18 +26,9 @@ from hawk.jobs.receive import DEPTH
 from hawk.transports.base import Grant
 from tests.end_to_end import caches as c
 from tests.unit.jobs import clock
-from tests.unit.jobs.rig import PEER, Rig, rig
+from tests.unit.jobs.rig import PEER, rig
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
-
-
-async def reach(made: Rig, state: str) -> None:
-    async with asyncio.timeout(20):
-        while not any(seen == state for seen, _, _ in made.progress):
-            await asyncio.sleep(0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 async def test_what_is_not_flushed_is_not_seen() -> None:
@@ -59,7 +50,7 @@ async def test_silence_ends_both_sides() -> None:
         entry = made.offer(layers=1)
         job = made.fetch(entry.claim)
         task = asyncio.get_running_loop().create_task(job.run())
-        await reach(made, "receiving")
+        await made.reach("receiving")
         made.to_p.change = made.to_d.change = lambda message: ()
         with pytest.raises(LeaseExpired):
             await task
@@ -117,7 +108,7 @@ async def test_an_end_in_every_state(state: str, how: str) -> None:
             made.to_p.change = lambda message: () if isinstance(message, Release) else (message,)
         job = made.fetch(entry.claim)
         task = asyncio.get_running_loop().create_task(job.run())
-        await reach(made, state)
+        await made.reach(state)
         if how == "stop":
             job.stop(Aborted("enough"))
             assert made.target.owners == {}
@@ -143,7 +134,7 @@ async def test_a_consumer_that_is_gone() -> None:
     async with rig() as made:
         entry = made.offer(layers=1)
         task = asyncio.get_running_loop().create_task(made.fetch(entry.claim, timeout=0.5).run())
-        await reach(made, "receiving")
+        await made.reach("receiving")
         made.server.on_gone(type("P", (), {"identity": PEER})(), PeerLost("silent"))
         with pytest.raises(PeerLost, match="consumer is gone"):
             await task
@@ -191,7 +182,7 @@ async def test_a_second_fetch_waits_for_one_on_its_way_out() -> None:
         entry = made.offer(layers=1)
         first = made.fetch(entry.claim)
         task = asyncio.get_running_loop().create_task(first.run())
-        await reach(made, "receiving")
+        await made.reach("receiving")
         with pytest.raises(RangeBusy):
             await made.fetch(entry.claim).run()
         first.stop(Aborted("enough"))
@@ -250,7 +241,7 @@ async def test_closing_ends_every_job() -> None:
     async with rig() as made:
         entry = made.offer(layers=1)
         task = asyncio.get_running_loop().create_task(made.fetch(entry.claim).run())
-        await reach(made, "receiving")
+        await made.reach("receiving")
         await made.serving.close()
         assert made.arena.allocator.owned() == {}
         with pytest.raises(Aborted, match="stopping"):

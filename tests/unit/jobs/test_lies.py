@@ -9,15 +9,11 @@ import pytest
 
 from hawk.control.messages import Accepted, PeerMessage, Prepared, Released
 from hawk.errors import AccessDenied, BadFrame, HawkError, InvalidArgument
-from hawk.jobs import dialogue
 from tests.unit.jobs.rig import TOKENS, rig
 
 Lie = Callable[[PeerMessage], Iterable[PeerMessage]]
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def change(kind: type[PeerMessage], number: int | None = None, **fields: object) -> Lie:

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hawk.errors import HawkError
-from hawk.jobs import dialogue
 from hawk.jobs.offers import Outcome
 from tests.unit.jobs import clock
 from tests.unit.jobs.rig import Rig, rig
@@ -32,10 +31,7 @@ FAULTS = st.dictionaries(
     max_size=8,
 )
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 async def transfer(made: Rig) -> None:

@@ -20,7 +20,6 @@ from hawk.errors import (
     TransferFailed,
     VersionMismatch,
 )
-from hawk.jobs import dialogue
 from hawk.jobs.caches import CacheEntry, compile_descr, part_of
 from hawk.jobs.chunks import fewest_heads
 from hawk.jobs.fetch import FetchJob
@@ -33,10 +32,7 @@ from tests.end_to_end import caches as c
 from tests.unit.jobs.rig import SOURCE, TOKENS, Rig, rig
 from tests.unit.jobs.test_verify import flip, tampering
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def offers(

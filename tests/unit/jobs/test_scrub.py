@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hawk.errors import Aborted, HawkError, TransferFailed
-from hawk.jobs import dialogue
 from hawk.jobs.scrub import wipe_cache
 from hawk.memory import scrub
 from hawk.memory.region import ByteRanges, Region, Segments
@@ -22,10 +21,7 @@ from hawk.plan.types import Chunk, Selection
 from tests.end_to_end import caches as c
 from tests.unit.jobs.rig import TOKENS, Rig, rig
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def scrubbing(made: Rig, *, targets: bool = False) -> None:

@@ -12,18 +12,9 @@ from hawk.control.messages import Abort, Fetch, Hello, PeerMessage
 from hawk.errors import Aborted, BadFrame, PeerLost
 from hawk.jobs import dialogue
 from tests.unit.jobs import clock
-from tests.unit.jobs.rig import PEER, Rig, rig
+from tests.unit.jobs.rig import PEER, rig
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
-
-
-async def reach(made: Rig, state: str) -> None:
-    async with asyncio.timeout(20):
-        while not any(seen == state for seen, _, _ in made.progress):
-            await asyncio.sleep(0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 async def test_a_consumer_that_stood_still_is_known_when_it_speaks_again() -> None:
@@ -57,7 +48,7 @@ async def test_a_fetch_that_comes_after_its_abort_begins_nothing() -> None:
         made.to_p.change = hold_back
         job = made.fetch(entry.claim)
         task = asyncio.get_running_loop().create_task(job.run())
-        await reach(made, "requested")
+        await made.reach("requested")
         job.stop(Aborted("enough"))
         with pytest.raises(Aborted):
             await task
@@ -76,7 +67,7 @@ def test_a_fetch_that_waits_ends_with_whoever_asks_for_it() -> None:
             made.to_p.change = lambda message: () if isinstance(message, Abort) else (message,)
             job = made.fetch("", wait=True, request="never", timeout=60.0)
             task = asyncio.get_running_loop().create_task(job.run())
-            await reach(made, "requested")
+            await made.reach("requested")
             while not made.serving.jobs:
                 await asyncio.sleep(0)
             job.stop(Aborted("enough"))

@@ -13,17 +13,14 @@ import pytest
 
 from hawk.control.messages import Accepted, Fetch, PeerMessage, Prepared
 from hawk.errors import BadFrame, HawkError, InvalidArgument, Unverifiable, VerificationFailed, from_wire
-from hawk.jobs import dialogue, verify
+from hawk.jobs import verify
 from hawk.jobs.verify import Verifier
 from hawk.memory.region import Moves, Segments
 from tests.unit.jobs.rig import Rig, rig
 
 Tamper = Callable[[Segments, list[Any]], None]
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogue, "NUDGE", 0.02)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture
