@@ -172,7 +172,8 @@ async def test_a_consumer_that_falls_silent_loses_its_lease(site: Site, transpor
         await until(hp, lambda now: now.serving == 1, "a job")
         decode.stopped()
         await until(hp, lambda now: now.serving == 0, "no job")
-        await until(hp, lambda now: now.pools == before[0].pools, "a free arena")
+        # Free again, or kept from everybody where the reader was stopped in the midst of a chunk and may read on.
+        await until(hp, lambda now: all(owned == 0 for _, _, owned, _ in now.pools), "an arena nobody owns")
         decode.send(signal.SIGCONT)
         with pytest.raises(LOST):
             await job
