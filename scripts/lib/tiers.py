@@ -104,6 +104,14 @@ def selected(asked: list[Tier], extra: list[str]) -> list[str]:
     return [] if named else [f"tests/{tier.name}" for tier in asked]
 
 
+def workers(asked: list[Tier], extra: list[str]) -> list[str]:
+    """Spreads whole files of the quick tiers over the processors; what is chosen by hand runs in one process."""
+    if extra or any(tier not in QUICK for tier in asked):
+        return []
+    count = os.environ.get("HAWK_TEST_WORKERS") or str(min(len(os.sched_getaffinity(0)), 4))
+    return [] if count in ("0", "1") else ["-n", count, "--dist", "loadfile"]
+
+
 def main(arguments: list[str]) -> int:
     """Runs the tiers; the exit status is pytest's, or 1 with one line if a tier cannot run."""
     extra: list[str] = []
@@ -132,7 +140,7 @@ def main(arguments: list[str]) -> int:
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")
     if in_ci and not arguments:  # CI reads pytest's own closing line, so there the table comes first
         print(table, flush=True)
-    command = [str(python), "-m", "pytest", *selected(asked, extra), *extra]
+    command = [str(python), "-m", "pytest", *workers(asked, extra), *selected(asked, extra), *extra]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if not in_ci and not arguments:
         print(table, flush=True)

@@ -1,7 +1,6 @@
 """Links: what they refuse, bound and clean up."""
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from hawk.errors import (
     PeerUnreachable,
     VersionMismatch,
 )
+from tests.descriptors import fds
 from tests.unit.control.ends import CODEC, SLOW, Ends, MakeSockets, Text
 
 
@@ -194,10 +194,10 @@ def test_links_leave_no_descriptor(tmp_path: Path) -> None:
             sockets.close()
 
     asyncio.run(once())
-    before = len(os.listdir("/proc/self/fd"))
+    before = fds()
     for _ in range(3):
         asyncio.run(once())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert fds() == before
 
 
 def test_errors_of_a_link_are_control_errors() -> None:

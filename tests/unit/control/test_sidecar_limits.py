@@ -18,6 +18,7 @@ from hawk.errors import (
     PeerLost,
     PeerUnreachable,
 )
+from tests.descriptors import fds
 from tests.unit.control.sidecars import TAG, TOKEN, Agent, _memfd, _raw
 
 
@@ -178,10 +179,10 @@ def test_a_path_in_use_and_descriptors_afterwards(tmp_path: Path) -> None:
         client.close()
 
     asyncio.run(once())
-    before = len(os.listdir("/proc/self/fd"))
+    before = fds()
     for _ in range(3):
         asyncio.run(once())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert fds() == before
 
 
 def test_both_kinds_of_loop(runner: asyncio.Runner, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hawk.control.keys import KeyPair
 from hawk.control.receive import ReceiveLoop
 from hawk.control.sockets import Endpoint, Limits, Sockets
 from hawk.errors import Busy, ConfigError, ControlError, InvalidArgument, PeerLost
+from tests.descriptors import fds
 
 MakeSockets = Callable[..., Sockets]
 
@@ -191,10 +192,10 @@ def test_closing_leaves_no_descriptor(tmp_path: Path, new_key: Callable[[str], K
         sockets.close()
 
     asyncio.run(once())
-    before = len(os.listdir("/proc/self/fd"))
+    before = fds()
     for _ in range(3):
         asyncio.run(once())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert fds() == before
 
 
 @pytest.mark.parametrize("left", range(16))

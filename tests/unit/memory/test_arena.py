@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from hawk.errors import Draining, InvalidArgument, OutOfMemory
 from hawk.memory.arena import Arena, Range
+from tests.descriptors import fds
 
 KIB = 1024
 
@@ -64,7 +63,7 @@ def test_quarantine_is_not_room_until_released(arena: Arena) -> None:
 
 
 def test_close_gives_the_memory_back() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = fds()
     arena = Arena(64 * KIB)
     view = arena.region.array
     taken(arena, 64 * KIB)
@@ -75,4 +74,4 @@ def test_close_gives_the_memory_back() -> None:
     with pytest.raises(InvalidArgument):
         _ = arena.region
     view[:] = 1  # a view outlives the arena
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert fds() == before

@@ -20,12 +20,9 @@ from hawk.memory.base import MoveSupport
 from hawk.memory.host import HostMemory
 from hawk.memory.npu import EmulatedNpu
 from hawk.memory.region import ByteRanges, Moves
+from tests.descriptors import fds
 
 MIB = 1 << 20
-
-
-def fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def maps() -> int:

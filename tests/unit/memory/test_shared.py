@@ -21,12 +21,9 @@ from hawk.errors import BadFrame, HawkMemoryError, InvalidArgument, OutOfMemory,
 from hawk.memory import shared
 from hawk.memory.available import available_memory
 from hawk.memory.shared import alloc, map_fd, recv_fds, send_fds
+from tests.descriptors import fds
 
 PAGE = mmap.PAGESIZE
-
-
-def fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def maps() -> int:

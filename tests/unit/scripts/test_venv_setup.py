@@ -309,3 +309,16 @@ def test_a_path_after_the_dashes_narrows_a_tier() -> None:
     assert tiers.selected(unit, ["-q", "-k", "plan"]) == ["tests/unit"]
     assert tiers.selected(unit, ["tests/unit/plan", "-q"]) == []
     assert tiers.selected(unit, ["tests/unit/test_house.py::test_format"]) == []
+
+
+def test_the_quick_tiers_are_spread_over_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit, chaos = [tiers.TIERS["unit"]], [tiers.TIERS["chaos"]]
+    monkeypatch.delenv("HAWK_TEST_WORKERS", raising=False)
+    monkeypatch.setattr(tiers.os, "sched_getaffinity", lambda _: {0, 5, 6})
+    assert tiers.workers(unit, []) == ["-n", "3", "--dist", "loadfile"]
+    assert tiers.workers(chaos, []) == []  # its agents take what there is
+    assert tiers.workers(unit, ["-k", "plan"]) == []  # for a debugger, and to see the order
+    monkeypatch.setattr(tiers.os, "sched_getaffinity", lambda _: set(range(64)))
+    assert tiers.workers(unit, [])[1] == "4"
+    monkeypatch.setenv("HAWK_TEST_WORKERS", "1")
+    assert tiers.workers(unit, []) == []
