@@ -23,6 +23,7 @@ from hawk.control.messages import (
     Released,
 )
 from hawk.errors import BadFrame, HawkError, LeaseExpired, from_wire
+from hawk.jobs.farewell import Farewell
 from hawk.jobs.states import Lease
 from hawk.observe.log import get as get_log
 
@@ -71,7 +72,10 @@ class Dialogue:
         self._prepared: dict[int, Prepared] = {}
         self._consumed: set[int] = set()
         self._asked_release = False
+        self._held = False
         self._released = False
+        self._settled = False
+        self._abort: Abort | None = None
         self._fault: HawkError | None = None
         self._lease: Lease | None = None
         self._keep_alive: asyncio.Task[None] | None = None
@@ -93,7 +97,10 @@ class Dialogue:
             self._lease.end()
         if self._keep_alive is not None:
             self._keep_alive.cancel()
-        self._session.detach(self.id)
+        if self._abort is None or self.ended is not None:
+            self._session.detach(self.id)
+        else:
+            Farewell(self._session, self._abort, NUDGE)
         self._keep_alive = self._fault = self.ended = None
 
     # -- hearing -----------------------------------------------------------------------------------------
@@ -119,10 +126,11 @@ class Dialogue:
                     self._answered = {seq: sent}
                     if self._lease is not None:
                         self._lease.renew(sent)
-            case Released():
+            case Released(held=held):
                 if not self._asked_release:
                     self._lied("the peer confirmed a release before it was asked for", "released", None)
-                self._released = True
+                self._held = True
+                self._released = self._released or not held
             case Ended(error=error):
                 self.ended = self.ended or from_wire(error)
             case _:
@@ -148,15 +156,8 @@ class Dialogue:
     async def _until(self, ready: Callable[[], T | None], again: Callable[[], object]) -> T:
         """Waits for `ready()` to give something; raises what ended the attempt; calls `again` when it takes long."""
         while True:
-            if self.ended is not None:
-                raise self.ended
-            if self._fault is not None:
-                raise self._fault
-            if self._lease is not None and self._lease.remaining <= 0 and not self._released:
-                # Its timer is due and has not had its turn of the loop; nothing may begin before that.
-                raise LeaseExpired(
-                    "the prefill side did not renew the lease in time", source=self._session.name
-                )
+            if not self._settled:
+                self._raise()
             value = ready()
             if value is not None:
                 return value
@@ -167,6 +168,16 @@ class Dialogue:
                     await changed.wait()
             except TimeoutError:
                 again()
+
+    def _raise(self) -> None:
+        """Raises what has ended the attempt, if anything has."""
+        if self.ended is not None:
+            raise self.ended
+        if self._fault is not None:
+            raise self._fault
+        if self._lease is not None and self._lease.remaining <= 0 and not self._released:
+            # Its timer is due and has not had its turn of the loop; nothing may begin before that.
+            raise LeaseExpired("the prefill side did not renew the lease in time", source=self._session.name)
 
     # -- saying ------------------------------------------------------------------------------------------
 
@@ -216,9 +227,43 @@ class Dialogue:
         self._send(Release(self.id))
         await self._until(lambda: self._released or None, lambda: self._send(Release(self.id)))
 
+    async def hold(self) -> None:
+        """Reads no more; returns when the prefill side confirms that its lease held until now.
+
+        It keeps the offer for this attempt, until that is released, aborted, or silent for a lease.
+        """
+        self._asked_release = True
+        message = Release(self.id, hold=True)
+        self._send(message)
+        await self._until(lambda: self._held or None, lambda: self._send(message))
+
+    def settle(self) -> None:
+        """All parts are held: nothing that happens to this one ends its fetch any more."""
+        self._settled = True
+        self._wake()
+
+    async def conclude(self) -> bool:
+        """Releases what was held, once `settle` was called; whether the prefill side has confirmed it.
+
+        It has not where it is gone, where it has ended the job, or after `SILENCE` seconds.
+        """
+        release = Release(self.id)
+        if not self._released:
+            self._send(release)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE):
+                await self._until(
+                    lambda: self._released or self.ended or self._fault, lambda: self._send(release)
+                )
+        return self._released
+
     async def abort(self, error: HawkError, *, wait: bool) -> None:
-        """Says that nothing is read any more; with `wait` gives the prefill side a moment to say how it ended."""
-        self._send(Abort(self.id, error.to_wire()))
+        """Says that nothing is read any more; with `wait` gives the prefill side a moment to say how it ended.
+
+        It is said again after `detach` until it is answered, so that the offer is not kept for a lease.
+        """
+        self._abort = Abort(self.id, error.to_wire())
+        self._send(self._abort)
         if wait:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(NUDGE):

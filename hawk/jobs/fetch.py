@@ -3,8 +3,8 @@
     reserving -> queued -> connecting -> requested -> receiving -> releasing -> ready | failed
 
 A request may come in parts, from several caches of several agents, each of which is brought by a `PartJob` of its
-own.  They are read at the same time, flushed together when the last byte of all has arrived, and then released; one
-that fails ends the others.
+own.  They are read at the same time, flushed together when the last byte of all has arrived, and then released: held
+first, and given up when all of them are held, so that one that fails ends the others and leaves every offer as it was.
 
 *Ready* means that every byte arrived, that the memory was flushed after the last of them, and that the
 prefill side confirmed at release that its lease held until then.  Every other ending is an error with a name,
@@ -106,6 +106,8 @@ class FetchJob(Stoppable):
         self._tokens: tuple[int, int] | None = None
         self._flushing = asyncio.Lock()
         self.flushed = False
+        self._clock: asyncio.Timeout | None = None
+        self._settled = False
         self._total_seconds: dict[str, float] = {}
 
     @property
@@ -133,7 +135,12 @@ class FetchJob(Stoppable):
         self._move_to(min((part.state for part in self._needed), key=_PROGRESS.index, default=self.state))
 
     def stop(self, error: HawkError) -> None:
-        """Ends the job with `error`; its blocks are in quarantine until no byte can land any more."""
+        """Ends the job with `error`; its blocks are in quarantine until no byte can land any more.
+
+        Changes nothing once all parts are held, since the fetch is as good as ready.
+        """
+        if self._settled:
+            return
         super().stop(error)
         self.request.cache.quarantine(self.request.job)
 
@@ -149,7 +156,7 @@ class FetchJob(Stoppable):
             blocks = self._touched_blocks()
             cache.own(blocks, request.job)
             self._blocks = len(blocks)
-            async with asyncio.timeout(request.timeout):
+            async with asyncio.timeout(request.timeout) as self._clock:
                 await self.supervise(self._bring())
         except TimeoutError as fault:
             if isinstance(fault, HawkError):
@@ -174,6 +181,7 @@ class FetchJob(Stoppable):
                 self._place.leave()
             for part in self.parts:
                 part.let_go()
+            self._clock = None
             cache.disown(request.job)
             caches.done(cache)
             self._move_to(State.READY if error is None else State.FAILED)
@@ -334,6 +342,33 @@ class FetchJob(Stoppable):
         part.checked = True
         self.look()
         await part.wait_for_others(lambda: all(p.checked or p.unneeded for p in self.parts))
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one part is needed; known once all of them are here."""
+        return len(self._needed) > 1
+
+    async def all_held(self, part: PartJob) -> None:
+        """Returns when every part is held.  From then on nothing ends the fetch but success."""
+        part.held = True
+        self.look()
+        try:
+            await part.wait_for_others(self._settle)
+        except BaseException:
+            part.held = False  # at once: the others may be about to ask
+            raise
+
+    def _settle(self) -> bool:
+        if self._settled or not all(part.held for part in self._needed):
+            return self._settled
+        assert self._clock is not None
+        if self.stopped is not None or self.fault is not None or self._clock.expired():
+            return False  # it has been told to end, and is about to
+        self._clock.reschedule(None)
+        self._settled = True
+        for part in self._needed:
+            part.settle()
+        return True
 
     def look(self) -> None:
         """A part has arrived, or turned out not to be needed: the others look whether that was the last."""

@@ -2,6 +2,9 @@
 
     connecting -> requested -> receiving -> (all parts are here, flushed and checked) -> releasing
 
+Several parts are released in two steps: each prefill agent says first that its lease held, and keeps the offer.  Only
+when all have said so the offers are given up, so that a fetch that fails has used up none of them.
+
 What the parts of a fetch share is the `FetchJob`: the target's blocks, the deadline, the flush and the ending.
 """
 
@@ -50,6 +53,7 @@ class PartJob:
 
     here        every byte of it has arrived
     checked     they were flushed, and are right as far as that is looked at
+    held        the prefill side has confirmed that its lease held until all were
     unneeded    others bring all that it could
     task        runs it, where there are several
     """
@@ -60,6 +64,7 @@ class PartJob:
         self.state = State.RESERVING
         self.here = False
         self.checked = False
+        self.held = False
         self.unneeded = False
         self.task: asyncio.Task[None] | None = None
         self.total = 0
@@ -109,6 +114,11 @@ class PartJob:
         """Returns when `ready()`; the lease is kept up meanwhile, and what ends this part is raised."""
         assert self._dialogue is not None
         await self._dialogue.wait_until(ready)
+
+    def settle(self) -> None:
+        """The fetch is ready, whatever happens to this part from now on."""
+        if self._dialogue is not None:
+            self._dialogue.settle()
 
     async def flush(self) -> None:
         """Makes what it wrote visible to the device."""
@@ -255,7 +265,15 @@ class PartJob:
         await self._whole.all_here(self)
         self._move_to(State.RELEASING)
         began = time.perf_counter()
-        await dialogue.release()
+        if self._whole.several:
+            await dialogue.hold()
+            await self._whole.all_held(self)
+            if not await dialogue.conclude():
+                log.info(
+                    "a part's offer may stay open", job=request.job, attempt=dialogue.id, source=session.name
+                )
+        else:
+            await dialogue.release()
         phases["release"] = time.perf_counter() - began
 
     def _check_version(self, session: PeerSession) -> None:

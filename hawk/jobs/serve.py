@@ -167,9 +167,12 @@ class ServeJob(Stoppable):
                     self._shelf.consumed(chunk)
                 self.send(Alive(self.fetch.job, seq))
                 self._repeat()
-            case Release():
+            case Release(hold=hold):
                 self._told = True
-                self._released.set()
+                if hold:
+                    self.send(Released(self.fetch.job, held=True))
+                else:
+                    self._released.set()
             case Abort(error=error):
                 self._told = True
                 if self.claim is not None:

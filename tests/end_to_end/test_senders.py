@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import hawk
+from hawk.agent import Agent
 from hawk.client import Client
+from hawk.config import load_config
+from hawk.control.messages import PeerMessage, Release
 from hawk.errors import (
     Aborted,
     AlreadyClaimed,
     AlreadyOffered,
     InvalidArgument,
+    LeaseExpired,
     PartsMismatch,
     PeerLost,
     UnknownRequest,
 )
 from hawk.handles import DeviceCache, Fetch
+from hawk.jobs.serve import ServeJob
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import AgentProcess, Site, back_to, clients, counts, npu, until
 from tests.end_to_end.ranks import Model, Sender, receivers, senders
@@ -218,3 +225,53 @@ async def test_an_abort_of_all_returns_the_blocks_when_all_have_drained(scene: S
         await offer.layers_ready(4)
     assert (await scene.fetch(offers)).parts == 4
     scene.check()
+
+
+def embedded(folder: Path, name: str, role: str, more: str = "") -> Agent:
+    """An agent in this process."""
+    path = folder / f"{name}.toml"
+    path.write_text(
+        f'[agent]\nname = "{name}"\nrole = "{role}"\nlocal = "ipc://{folder}/{name}.sock"\ninsecure = true\n{more}'
+    )
+    return Agent(load_config(path, {})[0])
+
+
+async def test_a_lease_that_is_lost_between_the_last_byte_and_the_release_uses_up_no_offer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both parts are there, the first agent keeps its offer for the fetch, and the second has run out of patience."""
+    real, late = ServeJob.on_message, True
+
+    def on_message(job: ServeJob, message: PeerMessage) -> None:
+        if late and isinstance(message, Release) and job.context is second.serving.context:
+            assert message.hold
+            job._lease_ran_out()
+        else:
+            real(job, message)
+
+    monkeypatch.setattr(ServeJob, "on_message", on_message)
+    give = [MODEL.spec().shard(tp_rank=r, tp_size=2) for r in range(2)]
+    async with (
+        embedded(tmp_path, "p0", "prefill") as first,
+        embedded(tmp_path, "p1", "prefill") as second,
+    ):
+        memory = '[memory.npu0]\nkind = "emulated-npu"\ncapacity = "16MiB"\nchannels = 8\n'
+        peers = f'[peers]\np0 = "{first.control_address}"\np1 = "{second.control_address}"\n'
+        async with (
+            embedded(tmp_path, "d0", "decode", memory + peers) as agent,
+            hawk.connect(first) as h0,
+            hawk.connect(second) as h1,
+            hawk.connect(agent) as hd,
+        ):
+            sent = await senders([h0, h1], MODEL, give)
+            (device,) = await receivers(hd, [WHOLE], memory="npu0")
+            offers = [await sender.offer(MODEL) for sender in sent]
+            with pytest.raises(LeaseExpired):
+                await hd.fetch(offers, into=device, blocks=BLOCKS, timeout="20s")
+            for client in (h0, h1):
+                await until(client, lambda now: now.serving == 0 and now.offers == 1, "its offer open again")
+            late = False
+            c.paint(device)
+            assert (await hd.fetch(offers, into=device, blocks=BLOCKS, timeout="20s")).parts == 2
+            MODEL.check(device, WHOLE, BLOCKS)
+            assert [await offer.ended() for offer in offers] == ["consumed"] * 2

@@ -147,15 +147,17 @@ class Alive(Struct, tag="alive", frozen=True):
 
 
 class Release(Struct, tag="release", frozen=True):
-    """D has all bytes; did the lease hold?"""
+    """D has all bytes; did the lease hold?  With `hold` P says so and keeps the offer for D, who may still go away."""
 
     job: JobId
+    hold: bool = False
 
 
 class Released(Struct, tag="released", frozen=True):
-    """The lease held until `Release` arrived; P has forgotten the ranges."""
+    """The lease held until `Release` arrived; P has forgotten the ranges, or, with `held`, keeps the job's offer."""
 
     job: JobId
+    held: bool = False
 
 
 class Abort(Struct, tag="abort", frozen=True):

@@ -350,7 +350,7 @@ class Rig:
     async def over(self) -> None:
         """Every job has ended and nothing is held: not a range, not a block, not a grant, not a credit."""
         await asyncio.wait_for(self.serving.idle(), 20)
-        while len(self.quarantine):
+        while len(self.quarantine) or self.peer.jobs:
             await asyncio.sleep(0.01)
         assert self.arena.allocator.owned() == {}
         assert self.arena.allocator.quarantined_bytes == 0
