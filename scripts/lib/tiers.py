@@ -21,7 +21,7 @@ class Tier:
     """One folder of tests, and what it needs beyond Python.
 
     `modules` must be importable in `.venv`, `programs` must be on the path; `installs` is put into `.venv` on
-    demand.
+    demand; `first` is run by its Python before the tests, and says itself why it fails.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Tier:
     modules: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     installs: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
 
     def built(self) -> bool:
         """Whether there is a test in it."""
@@ -54,7 +55,7 @@ MORE = (
         "model", "a real model's cache, there and back", ("torch", "transformers"), (), (TORCH, TRANSFORMERS)
     ),
     Tier("chaos", "two minutes of agents that are killed, stopped and cut off while they transfer"),
-    Tier("lab", "two virtual machines with RDMA", programs=("qemu-system-x86_64", "qemu-img")),
+    Tier("lab", "RDMA and kernel modules in virtual machines", first=("scripts/lib/vmlab", "prepare")),
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
     Tier("vllm", "vLLM's connector", modules=("vllm",)),
     Tier("ttnn", "Tenstorrent's library", modules=("ttnn",)),
@@ -136,6 +137,9 @@ def main(arguments: list[str]) -> int:
     for tier in asked:
         if lack := tier.lacks(python):
             fail(f"the tier {tier.name} needs {lack}; install it into .venv and run this again")
+    for tier in asked:
+        if tier.first and subprocess.run([str(python), *tier.first], cwd=ROOT, check=False).returncode != 0:
+            return 1
     table = not_run({tier.name for tier in asked}, python)
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")
     if in_ci and not arguments:  # CI reads pytest's own closing line, so there the table comes first

@@ -80,6 +80,8 @@ def test_the_core_asked_for_is_there() -> None:
         assert os.environ.get("HAWK_CORE", "auto") in ("auto", "numpy")
 
 
-@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", "scripts/chaos", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["scripts/test", "scripts/demo", "scripts/chaos", "scripts/vm-lab", ".ci/run"]
+)
 def test_entries_can_be_run(name: str) -> None:
     assert os.access(TESTS.parent / name, os.X_OK)

@@ -1,0 +1,199 @@
+"""scripts/lib/vmlab outside of any guest: what it prepares, what it judges, and that it leaves no process behind."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vmlab
+from vmlab import initrd, kernel, packages, suites
+
+from tests.unit.scripts.conftest import VERSION
+
+LIB = Path(vmlab.__file__).resolve().parents[1]
+
+
+# -- packages ----------------------------------------------------------------------------------------------
+
+
+def test_a_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(packages.os, "geteuid", lambda: 1000)
+    (tmp_path / "there").touch()
+    needs = tuple(packages.Need(f"{name}-tools", (str(tmp_path / name),)) for name in ("there", "rdma", "vm"))
+    with pytest.raises(vmlab.LabError, match=r"--no-install-recommends rdma-tools vm-tools$") as caught:
+        packages.ensure(needs)
+    assert "\n" not in str(caught.value)
+    packages.ensure(needs[:1])
+
+
+def test_root_installs_what_lacks_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def apt(*arguments: str, **_: Any) -> str:
+        asked.append(arguments)
+        if arguments[0] == "install":
+            (tmp_path / "rdma").touch()
+        return ""
+
+    monkeypatch.setattr(packages, "apt", apt)
+    monkeypatch.setattr(packages, "may_install", lambda: True)
+    needs = tuple(packages.Need(f"{name}-tools", (str(tmp_path / name),)) for name in ("rdma",))
+    packages.ensure(needs)
+    packages.ensure(needs)
+    assert asked == [("update", "-qq"), ("install", "-y", "-qq", "--no-install-recommends", "rdma-tools")]
+    with pytest.raises(vmlab.LabError, match="the files it should bring are not there"):
+        packages.ensure((packages.Need("odd", (str(tmp_path / "odd"),)),))
+
+
+def test_a_busybox_with_libraries_will_not_do(tmp_path: Path) -> None:
+    file = tmp_path / "busybox"
+    need = packages.Static("busybox-static", (str(file),))
+    assert not need.met()
+    file.write_bytes(b"\x7fELF....\0/lib64/ld-linux-x86-64.so.2\0")
+    assert not need.met()
+    file.write_bytes(b"\x7fELF....")
+    assert need.met()
+
+
+def test_apts_last_words_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "apt-get"
+    program.write_text(
+        "#!/bin/sh\necho 'W: something' >&2\necho 'E: Unable to locate package x' >&2\nexit 100\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(vmlab.LabError, match=r"E: Unable to locate package x$"):
+        packages.apt("install", "x")
+
+
+# -- kernel and initrd -------------------------------------------------------------------------------------
+
+
+def test_a_package_for_the_current_kernel_names_the_one_with_the_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = f"linux-image-amd64\n  Depends: linux-image-{VERSION}\n"
+    monkeypatch.setattr(packages, "apt", lambda *_, **__: text)
+    assert kernel._concrete("linux-image-amd64") == f"linux-image-{VERSION}"
+    assert kernel._concrete("linux-image-6.12.1-amd64") == "linux-image-6.12.1-amd64"
+    monkeypatch.setattr(packages, "apt", lambda *_, **__: "nothing\n")
+    with pytest.raises(vmlab.LabError, match="HAWK_LAB_KERNEL"):
+        kernel._concrete("linux-image-amd64")
+
+
+def test_an_unpacked_kernel_has_all_its_parts(unpacked: kernel.Kernel, tmp_path: Path) -> None:
+    assert unpacked.version == VERSION
+    unpacked.image.unlink()
+    with pytest.raises(vmlab.LabError, match=f"lacks .*vmlinuz-{VERSION}"):
+        kernel.find(str(unpacked.root), tmp_path, print)
+    with pytest.raises(vmlab.LabError, match="holds 0 versions"):
+        kernel.find(str(tmp_path / "none"), tmp_path, print)
+
+
+def test_the_cache_goes_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HAWK_LAB_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernel.cache_folder() == tmp_path / "hawk" / "lab"
+    monkeypatch.setenv("HAWK_LAB_CACHE", str(tmp_path / "own"))
+    assert kernel.cache_folder() == tmp_path / "own"
+
+
+def _entries(data: bytes) -> dict[str, tuple[int, bytes]]:
+    """Mode and content of what is in a cpio archive, as its documentation tells it."""
+    found: dict[str, tuple[int, bytes]] = {}
+    at = 0
+    while True:
+        assert data[at : at + 6] == b"070701"
+        fields = [int(data[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
+        mode, size, length = fields[1], fields[6], fields[11]
+        name = data[at + 110 : at + 110 + length - 1].decode()
+        at += (110 + length + 3) // 4 * 4
+        if name == "TRAILER!!!":
+            return found
+        found[name] = mode, data[at : at + size]
+        at += (size + 3) // 4 * 4
+
+
+def test_an_archive_has_the_folders_before_what_lies_in_them() -> None:
+    archive = initrd.Archive()
+    archive.file("bin/tool", b"12345", 0o755)
+    archive.file("bin/other", b"")
+    archive.folder("proc")
+    found = _entries(archive.bytes())
+    assert list(found) == ["bin", "bin/tool", "bin/other", "proc"]
+    assert found["bin/tool"] == (stat.S_IFREG | 0o755, b"12345")
+    assert stat.S_ISDIR(found["bin"][0])
+
+
+def test_an_initrd_is_made_once_for_what_it_is_made_of(
+    unpacked: kernel.Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busybox, module = tmp_path / "busybox", tmp_path / "one.ko"
+    busybox.write_bytes(b"busybox")
+    module.write_bytes(b"module")
+    monkeypatch.setattr(packages, "BUSYBOX", (str(busybox),))
+    monkeypatch.setattr(initrd, "load_order", lambda *_: [module])
+    made: list[str] = []
+    first = initrd.make(unpacked, tmp_path, made.append)
+    assert initrd.make(unpacked, tmp_path, made.append) == first
+    assert len(made) == 1
+    found = _entries(gzip.decompress(first.read_bytes()))
+    assert found["modules/order"][1] == b"one.ko\n"
+    assert found["modules/one.ko"][1] == b"module"
+    assert found["init"][1].startswith(b"#!/bin/busybox sh")
+    busybox.write_bytes(b"another")
+    assert initrd.make(unpacked, tmp_path, made.append) != first
+
+
+@pytest.mark.parametrize("name", ["initrd.sh", "guest.sh"])
+def test_the_guests_scripts_can_be_read_by_their_shell(name: str) -> None:
+    subprocess.run(["bash", "-n", str(LIB / "vmlab" / name)], check=True)
+
+
+def test_a_module_is_built_in_a_copy_and_once(
+    unpacked: kernel.Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "ensure", lambda *_: None)
+    source = tmp_path / "mod"
+    source.mkdir()
+    (source / "Makefile").write_text("all:\n\techo $(KDIR) > built.ko; date +%N >> built.ko\n")
+    folder = kernel.build(unpacked, source, tmp_path, print)
+    text = (folder / "built.ko").read_text()
+    assert text.startswith(f"/usr/src/linux-headers-{VERSION}\n")
+    assert not (source / "built.ko").exists()
+    kernel.build(unpacked, source, tmp_path, print)
+    assert (folder / "built.ko").read_text() == text
+    (source / "Makefile").write_text("all:\n\techo no such thing; false\n")
+    with pytest.raises(vmlab.LabError, match="no such thing"):
+        kernel.build(unpacked, source, tmp_path, print)
+
+
+# -- suites ------------------------------------------------------------------------------------------------
+
+
+def test_the_suites_of_the_tree_can_be_read() -> None:
+    assert {"smoke", "pair"} <= set(vmlab.load_suites())
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('about = "x"', "files is missing"),
+        ('files = ["smoke.py"]', "about is missing"),
+        ('about = "x"\nfiles = ["none.py"]', "there is no none.py"),
+        ('about = "x"\nfiles = ["smoke.py"]\nguests = 3', "expected 1 or 2"),
+        ('about = "x"\nfiles = ["smoke.py"]\nguest = 2', "no such key 'guest'"),
+        ('about = "x"\nfiles = "smoke.py"', "wrong kind"),
+        ("about", "Expected"),
+    ],
+)
+def test_a_bad_table_is_told(tmp_path: Path, table: str, said: str) -> None:
+    path = tmp_path / "suites.toml"
+    path.write_text(f"[one]\n{table}\n")
+    with pytest.raises(vmlab.LabError, match=said):
+        suites.load_suites(path)

@@ -1,0 +1,210 @@
+"""scripts/lib/vmlab: how guests and suites end, with a small program in the place of the machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vmlab
+from vmlab import guest as guests
+from vmlab import kernel
+from vmlab import lab as labs
+
+LIB = Path(vmlab.__file__).resolve().parents[1]
+
+QEMU = """#!{python}
+import sys, time, pathlib, os
+given = sys.argv[1:]
+shared = pathlib.Path(next(a.split("path=")[1].split(",")[0] for a in given if a.startswith("local,id=lab")))
+console = pathlib.Path(next(a.split("path=")[1].split(",")[0] for a in given if a.startswith("file,")))
+(shared / "up").touch()
+number = 1
+while True:
+    if (shared / "do" / f"{{number}}.go").exists():
+        text = (shared / "do" / str(number)).read_text()
+        if "panic" in text:
+            console.write_text("Kernel panic - not syncing\\n")
+            sys.exit(0)
+        if "stay" not in text:
+            (shared / "did" / f"{{number}}.log").write_text("words\\n")
+            if "results" in text:
+                (shared / "result.xml").write_text(text.split("results ")[1])
+            new = shared / "did" / f"{{number}}.new"
+            new.write_text("3" if "fail" in text else "0")
+            new.rename(new.with_suffix(".status"))
+            number += 1
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def fake(unpacked: kernel.Kernel, tmp_path: Path) -> Any:
+    """Makes a guest whose machine is a small program; it ends with the test."""
+    program = tmp_path / "qemu"
+    program.write_text(QEMU.format(python=sys.executable))
+    program.chmod(0o755)
+    made = []
+
+    def make(node: int = 1) -> guests.Guest:
+        made.append(
+            guests.Guest(node, unpacked, tmp_path / "initrd", tmp_path, wire="none", program=str(program))
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def _wait_up(guest: guests.Guest) -> None:
+    while not guest.ready():
+        pass
+
+
+def test_a_command_ends_with_what_the_guest_left(fake: Any) -> None:
+    guest = fake()
+    _wait_up(guest)
+    done = guest.run("fail", timeout=5)
+    assert (done.node, done.status, done.output, done.timed_out) == (1, 3, "words\n", False)
+    lines: list[tuple[int, str]] = []
+    guests.wait([guest.start("true", timeout=5)], lambda node, line: lines.append((node, line)))
+    assert lines == [(1, "words")]
+
+
+def test_a_guest_that_ends_is_told_with_its_console(fake: Any) -> None:
+    guest = fake()
+    _wait_up(guest)
+    with pytest.raises(vmlab.GuestDied, match="Kernel panic"):
+        guest.run("panic", timeout=30)  # its status is 0, which means nothing
+
+
+def test_a_guest_that_does_not_end_a_command_is_ended(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "GRACE", 0.0)
+    guest = fake()
+    _wait_up(guest)
+    with pytest.raises(vmlab.GuestStuck, match="did not end a command"):
+        guest.run("stay", timeout=0.1)
+    assert not guest.alive()
+
+
+def test_a_guest_that_does_not_come_up_is_ended(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "BOOT_SECONDS", 0.0)
+    guest = fake()
+    with pytest.raises(vmlab.GuestStuck, match="was not up"):
+        while True:
+            if guest.ready():
+                (guest.shared / "up").unlink(missing_ok=True)
+    assert not guest.alive()
+
+
+def test_the_machine_ends_with_its_parent(fake: Any, tmp_path: Path) -> None:
+    """However the parent ends; a kill leaves it no time to clean up."""
+    del fake  # for the program
+    script = f"""
+import sys, pathlib, time
+sys.path.insert(0, {str(LIB)!r})
+from vmlab import guest, kernel
+root = pathlib.Path({str(tmp_path)!r})
+one = guest.Guest(1, kernel.find(str(root / "kernel"), root, print), root / "i", root, wire="none",
+                  program=str(root / "qemu"))
+while not one.ready(): pass
+print(one.process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        machine = os.pidfd_open(pid)
+        try:
+            parent.kill()
+            parent.wait(30)
+            ready, _, _ = select.select([machine], [], [], 30)
+            assert ready
+        finally:
+            os.close(machine)
+
+
+@pytest.mark.parametrize(
+    ("line", "complains"),
+    [
+        ("BUG: kernel NULL pointer dereference", True),
+        ("WARNING: CPU: 0 PID: 1 at drivers/x.c:1", True),
+        ("INFO: task python:12 blocked for more than 60 seconds.", True),
+        ("DMA-API: device driver frees memory it does not have", True),
+        ("rdma_rxe: loaded", False),
+        ("debug: nothing", False),
+    ],
+)
+def test_what_counts_as_a_complaint(fake: Any, line: str, complains: bool) -> None:
+    guest = fake()
+    _wait_up(guest)
+    guest.console_file.write_text(f"[ 1.0] {line}\n")
+    assert bool(guest.complaints()) is complains
+    assert guest.complaints() == []  # said once
+
+
+# -- judging -----------------------------------------------------------------------------------------------
+
+GOOD = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
+BAD = '<testsuites><testsuite><testcase name="a"/><testcase name="b"><failure/></testcase></testsuite></testsuites>'
+
+
+def _judge(fake: Any, monkeypatch: pytest.MonkeyPatch, script: str) -> labs.SuiteResult:
+    lab = vmlab.Lab()
+    guest = fake()
+    _wait_up(guest)
+    lab._guests = [guest]
+    monkeypatch.setattr(lab, "environment", lambda *_: {})
+    monkeypatch.setattr(lab, "check_python", lambda: None)
+    monkeypatch.setattr(lab, "_pytest", lambda _: f"{script} #")
+    return lab.run(vmlab.Suite("one", "a suite", ("smoke.py",)))
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (f"results {GOOD}", None),
+        ("true", "left no results"),
+        (f"results {BAD}", "b failed"),
+        ("results <testsuites/>", "ran no test"),
+        (f"fail results {GOOD}", "ended with status 3"),
+        ("panic", "Kernel panic"),
+    ],
+)
+def test_a_suite_has_to_leave_good_results(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, script: str, said: str | None
+) -> None:
+    monkeypatch.setattr(labs.ET, "parse", _parse_first_line)
+    result = _judge(fake, monkeypatch, script)
+    assert result.ok is (said is None), result.report()
+    assert said is None or said in result.report()
+
+
+def _parse_first_line(path: Path) -> Any:
+    """The fake machine copies the rest of the command behind the results."""
+    text = Path(path).read_text().partition(" #")[0]
+    element = labs.ET.fromstring(text)
+    return labs.ET.ElementTree(element)
+
+
+def test_a_kernel_that_complains_fails_a_suite_that_passed() -> None:
+    suite = vmlab.Suite("one", "a suite", ("smoke.py",))
+    result = labs.SuiteResult(suite, tests=1, complaints=["WARNING: at x"])
+    assert not result.ok
+    assert "WARNING: at x" in result.report()
+    assert labs.SuiteResult(vmlab.Suite("one", "x", ("s",), complains=True), 1.0, 1, [], ["BUG"]).ok
+
+
+def test_nothing_is_left_in_the_temporary_folder(fake: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with vmlab.Lab() as lab:
+        lab._folder = folder
+        lab._guests = [fake()]
+    assert not folder.exists()
+    assert lab._guests == []
