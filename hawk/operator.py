@@ -20,6 +20,9 @@ from hawk.control.messages import (
     PeerInfo,
     PeerList,
     Status,
+    TransportTry,
+    Tried,
+    TryPeer,
 )
 from hawk.errors import InvalidArgument, UnknownRequest, VersionMismatch
 
@@ -81,6 +84,15 @@ class Operator(Connection):
         """
         seconds = min(duration(timeout, "timeout"), _LONGEST_WAIT) if timeout else 0.0
         return await self._asked(Drain(id=0, timeout=seconds), Drained, timeout=seconds + CALL_TIMEOUT)
+
+    async def try_peer(self, peer: str, *, timeout: float | str = 10.0) -> list[TransportTry]:
+        """Makes the agent read a few bytes of another one by every transport that either has; says what came of each.
+
+        Raises what keeps the agents from talking at all: `UnknownPeer`, `PeerUnreachable`, `VersionMismatch`.
+        """
+        seconds = min(duration(timeout, "timeout"), _LONGEST_WAIT)
+        question = TryPeer(id=0, peer=peer, timeout=seconds)
+        return (await self._asked(question, Tried, timeout=seconds + CALL_TIMEOUT)).tries
 
     async def resume(self) -> Drained:
         """Makes a draining agent take new work again; raises `InvalidArgument` where its process is ending."""

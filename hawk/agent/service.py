@@ -32,11 +32,14 @@ from hawk.control.messages import (
     Registered,
     ReleaseCache,
     StartFetch,
+    Tried,
+    TryPeer,
     Withdraw,
 )
 from hawk.control.server import Server
 from hawk.errors import Aborted, BadFrame, Busy, ControlError, Draining, HawkError, InternalError, PeerLost
 from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.probes import try_transports
 from hawk.jobs.scrub import wipe_cache
 from hawk.jobs.serving import LAST_WORDS
 from hawk.observe.log import get as get_log
@@ -252,6 +255,8 @@ class Service:
                 return report.peers(agent, call)
             case AskJobs():
                 return report.jobs(agent, message)
+            case TryPeer(peer=peer, timeout=timeout):
+                return Tried(call, await try_transports(agent.fetch_context, peer, timeout))
             case Drain(resume=True):
                 agent.drainer.resume()
                 return agent.drainer.report(call)

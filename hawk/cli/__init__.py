@@ -17,6 +17,7 @@ from hawk.cli.agent import agent
 from hawk.cli.bench import bench
 from hawk.cli.config import config
 from hawk.cli.demo import demo
+from hawk.cli.doctor import doctor
 from hawk.cli.keys import keys
 from hawk.cli.layout import layout
 from hawk.cli.operate import drain, job, jobs, peers, status
@@ -32,7 +33,7 @@ def cli() -> None:
     """Moves KV caches between accelerators that disagree about memory layout."""
 
 
-for _command in (bench, config, demo, drain, job, jobs, keys, layout, peers, status):
+for _command in (bench, config, demo, doctor, drain, job, jobs, keys, layout, peers, status):
     cli.add_command(_command)
 
 

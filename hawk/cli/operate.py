@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def _asks(command: F) -> F:
+def asks(command: F) -> F:
     """The options that say which agent is meant, and how its answer is printed."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Prints one JSON value instead of tables."),
@@ -49,7 +49,7 @@ def _address(local: str | None, file: Path | None) -> str:
     return load_config(file, complete=False)[0].agent.local
 
 
-def _ask(local: str | None, file: Path | None, question: Callable[[Operator], Awaitable[T]]) -> T:
+def ask(local: str | None, file: Path | None, question: Callable[[Operator], Awaitable[T]]) -> T:
     """The answer of the agent that is meant; raises `PeerUnreachable` where none runs."""
     from hawk.operator import Operator
 
@@ -60,7 +60,8 @@ def _ask(local: str | None, file: Path | None, question: Callable[[Operator], Aw
     return asyncio.run(asked())
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """The one value that `--json` asks for."""
     import msgspec
 
     click.echo(json.dumps(msgspec.to_builtins(value), indent=2))
@@ -73,23 +74,23 @@ def _views() -> Any:
 
 
 @click.command()
-@_asks
+@asks
 def status(local: str | None, file: Path | None, as_json: bool) -> None:
     """Shows what an agent is and holds: its pools, counts and transports, and whether it is ready."""
-    answer = _ask(local, file, lambda agent: agent.status())
+    answer = ask(local, file, lambda agent: agent.status())
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         _views().status(answer)
 
 
 @click.command()
-@_asks
+@asks
 def peers(local: str | None, file: Path | None, as_json: bool) -> None:
     """Lists the agents that an agent knows or talks with."""
-    answer = _ask(local, file, lambda agent: agent.peers())
+    answer = ask(local, file, lambda agent: agent.peers())
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         _views().peers(answer)
 
@@ -99,29 +100,30 @@ def peers(local: str | None, file: Path | None, as_json: bool) -> None:
 @click.option(
     "--most", type=click.IntRange(1, 1000), default=50, show_default=True, help="Jobs shown at most."
 )
-@_asks
+@asks
 def jobs(local: str | None, file: Path | None, as_json: bool, live: bool, most: int) -> None:
     """Lists an agent's jobs: those under way, then the latest ended ones."""
-    answer = _ask(local, file, lambda agent: agent.jobs(ended=not live, most=most))
+    answer = ask(local, file, lambda agent: agent.jobs(ended=not live, most=most))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         _views().jobs(answer)
 
 
 @click.command()
 @click.argument("job", metavar="ID")
-@_asks
+@asks
 def job(job: str, local: str | None, file: Path | None, as_json: bool) -> None:
     """Shows one job.  ID is its id on either side, or how that begins."""
-    answer = _ask(local, file, lambda agent: agent.job(job))
+    answer = ask(local, file, lambda agent: agent.job(job))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         _views().job(answer)
 
 
-def _seconds(_context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+def seconds(_context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """A duration that was given as an option, in seconds."""
     from hawk.errors import InvalidArgument
     from hawk.units import parse_duration
 
@@ -135,11 +137,11 @@ def _seconds(_context: click.Context, option: click.Parameter, value: str | None
 @click.option("--wait", is_flag=True, help="Returns once nothing that was promised is left.")
 @click.option(
     "--timeout",
-    callback=_seconds,
+    callback=seconds,
     help="With --wait: how long at most, such as 5min; ends with 1 if that was too short.",
 )
 @click.option("--resume", is_flag=True, help="Takes the draining back: the agent takes new work again.")
-@_asks
+@asks
 def drain(
     local: str | None, file: Path | None, as_json: bool, wait: bool, timeout: float | None, resume: bool
 ) -> int:
@@ -166,9 +168,9 @@ def drain(
             if answer.done or (end is not None and loop.time() >= end):
                 return answer
 
-    answer = _ask(local, file, asked)
+    answer = ask(local, file, asked)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         _views().drained(answer)
     sys.stdout.flush()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hawk.control.messages import Drained, JobInfo, PeerInfo, Status
+    from hawk.doctor import Finding
 
 _WIDE = 200
 """Columns where the output is no terminal: nothing is cut for whoever reads it with grep."""
@@ -196,6 +197,21 @@ def drained(answer: Drained) -> None:
     else:
         left = f"{answer.fetching} fetches, {answer.serving} serves, {answer.offers} open offers"
         _say(f"draining: {left} are left")
+
+
+_LEVELS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def findings(answer: Sequence[Finding]) -> None:
+    """`hawk doctor`."""
+    table = _table("", "", "")
+    table.show_header = False
+    for found in answer:
+        remedy = f"\n  {found.remedy}" if found.remedy else ""
+        _row(table, found.level, found.name, f"{found.text}{remedy}", style=_LEVELS[found.level])
+    _console().print(table)
+    bad = [f"{count} {level}" for level in _LEVELS if (count := sum(f.level == level for f in answer))]
+    _say(", ".join(bad))
 
 
 def _say(text: str) -> None:

@@ -32,6 +32,7 @@ from hawk.errors import (
 from hawk.jobs.guests import Guests
 from hawk.jobs.ledger import Ledger, Look
 from hawk.jobs.peers import PEER_CODEC
+from hawk.jobs.probes import Probes
 from hawk.jobs.serve import ServeContext, ServeJob
 from hawk.jobs.states import State, settle
 from hawk.observe.log import get as get_log
@@ -99,6 +100,7 @@ class Serving:
         )
         self._welcome = welcome
         self.guests = Guests(self.server.peers, welcome, self.send, self._bad)
+        self.probes = Probes(context, self.send)
         self.admission = admission
         self._refuse = refuse
         self._jobs: dict[tuple[bytes, str], ServeJob] = {}
@@ -131,6 +133,8 @@ class Serving:
             self.guests.notice(identity, message.draining)
             return
         if isinstance(message, Welcome | Refused):
+            return
+        if self.probes.take(identity, self.guests.name(identity), message):
             return
         key = (identity, message.job)
         job = self._jobs.get(key)
@@ -259,5 +263,6 @@ class Serving:
             job.stop(Aborted("the prefill agent is stopping", by="the prefill agent"))
         for task in list(self._tasks.values()):
             await settle(task)
+        await self.probes.close()
         await self.server.read_by_all(LAST_WORDS)
         self.server.close()

@@ -20,7 +20,16 @@ from hawk.control.messages.common import (
     Seconds,
     Wire,
 )
-from hawk.control.messages.operator import AskJobs, AskPeers, Drain, Drained, JobList, PeerList
+from hawk.control.messages.operator import (
+    AskJobs,
+    AskPeers,
+    Drain,
+    Drained,
+    JobList,
+    PeerList,
+    Tried,
+    TryPeer,
+)
 
 MOST_CONSUMERS = 4096
 """Claims that one offer can be taken by."""
@@ -316,4 +325,6 @@ LocalMessage = (
     | JobList
     | Drain
     | Drained
+    | TryPeer
+    | Tried
 )

@@ -104,6 +104,30 @@ class JobList(Struct, tag="job-list", frozen=True):
     left_off: Count = 0
 
 
+class TryPeer(Struct, tag="try-peer", frozen=True, kw_only=True):
+    """Read a few bytes of another agent by every transport; answered by `Tried`, after `timeout` seconds at most."""
+
+    id: Count
+    peer: Name
+    timeout: Seconds
+
+
+class TransportTry(Struct, frozen=True, kw_only=True):
+    """What came of one transport: whether the right bytes were read, in how many seconds, or why not."""
+
+    transport: Name
+    ok: bool
+    text: Text = ""
+    seconds: float = 0.0
+
+
+class Tried(Struct, tag="tried", frozen=True):
+    """The answer to `TryPeer`: every transport that either side has."""
+
+    id: Count
+    tries: list[TransportTry]
+
+
 class Drain(Struct, tag="drain", frozen=True, kw_only=True):
     """Take no new work, finish what was promised; answered by `Drained` when that is done, or after `timeout`.
 

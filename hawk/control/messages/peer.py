@@ -174,6 +174,22 @@ class Ended(Struct, tag="ended", frozen=True):
     error: Wire
 
 
+class Probe(Struct, tag="probe", frozen=True):
+    """D asks for a few bytes of P's arena to try a transport with, until it says `Abort`; since protocol 2."""
+
+    job: JobId
+    transport: Name
+
+
+class Probed(Struct, tag="probed", frozen=True):
+    """They are there: `content`, random, at `offset`, to be read under `key` for some seconds; since protocol 2."""
+
+    job: JobId
+    offset: Count
+    key: Key
+    content: Annotated[bytes, Meta(min_length=1, max_length=64)]
+
+
 PeerMessage = (
     Hello
     | Welcome
@@ -189,4 +205,6 @@ PeerMessage = (
     | Ended
     | Refused
     | Notice
+    | Probe
+    | Probed
 )
