@@ -91,6 +91,16 @@ class GrantTable:
             held.guests.add(guest)
             return held
 
+    def admit(self, key: bytes, guest: object) -> Held | None:
+        """Lets `guest` into all of what the key covers; None for a key that opens nothing.  Pair it with `leave`."""
+        digest = self._digest(key)
+        with self._lock:
+            held = self._open.get(digest)
+            if held is None or not hmac.compare_digest(held.grant.key, key):
+                return None
+            held.guests.add(guest)
+            return held
+
     def leave(self, held: Held, guest: object) -> bool:
         """Says that `guest` is out; True if the grant stood all the time."""
         with self._lock:

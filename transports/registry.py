@@ -24,6 +24,7 @@ GROUP = "hawk.transports"
 _BUILT_IN = {
     "tcp": ("hawk.transports.tcp", "TcpTransport"),
     "shm": ("hawk.transports.shm", "ShmTransport"),
+    "verbs": ("hawk.transports.verbs", "VerbsTransport"),
 }
 
 

@@ -31,8 +31,9 @@ class Region:
     fd       a memfd whose bytes `[fd_offset, fd_offset + nbytes)` are this region's, or -1
     extents  offsets (ascending, the first 0) at which a registration of this memory begins anew; no segment
              may cross one.  Most regions have one extent.
+    dmabuf   a dma-buf whose bytes `[dmabuf_offset, dmabuf_offset + nbytes)` are this region's, or -1
 
-    The region owns neither the array nor the descriptor; the memory that made it does.
+    The region owns neither the array nor a descriptor; the memory that made it does.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Region:
     fd: int = -1
     fd_offset: int = 0
     extents: tuple[int, ...] = (0,)
+    dmabuf: int = -1
+    dmabuf_offset: int = 0
 
     @property
     def nbytes(self) -> int:

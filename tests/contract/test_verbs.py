@@ -1,0 +1,47 @@
+"""verbs meets the contract over devices without hardware: with windows and without, one queue pair and several."""
+
+import dataclasses
+
+from hawk.transports.base import Transport
+from hawk.transports.testing import Gate, TransportContract
+from hawk.transports.verbs import VerbsConfig, VerbsTransport
+from hawk.transports.verbs.testing import LIMITS, FakeDriver
+
+# Small batches: the same paths as with the defaults, at a size that keeps the tests quick.
+SMALL = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
+
+
+class VerbsContract(TransportContract):
+    large = 12 << 20
+    config = VerbsConfig()
+    limits = LIMITS
+
+    def make(self) -> VerbsTransport:
+        return VerbsTransport(self.config, driver=FakeDriver(limits=self.limits))
+
+    def hold(self, reading: Transport, gate: Gate) -> bool:
+        assert isinstance(reading, VerbsTransport)
+        assert isinstance(reading.driver, FakeDriver)
+        reading.driver.faults.on_step = gate
+        return True
+
+
+class TestOneQueuePair(VerbsContract):
+    takes_turns = True
+    config = VerbsConfig(queue_pairs=1, **SMALL)
+
+
+class TestThreeQueuePairs(VerbsContract):
+    config = VerbsConfig(queue_pairs=3, **SMALL)
+
+
+class TestWithoutWindows(VerbsContract):
+    config = VerbsConfig(queue_pairs=2, **SMALL)
+    limits = dataclasses.replace(LIMITS, windows=False)
+
+
+class TestSlices(VerbsContract):
+    """Every region in many registrations, and every grant over many windows."""
+
+    config = VerbsConfig(queue_pairs=2, slice=1 << 16, **SMALL)
+    limits = dataclasses.replace(LIMITS, max_sge=4, max_sge_read=3)

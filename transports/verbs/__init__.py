@@ -1,0 +1,273 @@
+"""RDMA: the reader's network card fetches bytes out of the peer's arena and scatters them where they belong.
+
+Reliable connected queue pairs, agreed over a handshake connection; READs chained and posted with one doorbell; work
+completions on the event loop.  Neither side's processors touch the bytes, and the serving side's process is not even
+woken.  A grant is opened to a reader by memory windows on its own queue pairs and closed by invalidating them, so this
+transport can fence (see `_windows` for devices without them).  `_device` is the seam to the RDMA library,
+`hawk.transports.verbs.testing` a device without hardware.
+
+What it trusts: the network of the RDMA device, and that of the handshake, which should be the same.  RDMA is neither
+encrypted nor signed: who can listen sees the bytes, and who can send to a queue pair may guess a 32-bit key of a range
+that is open at that moment.  A stranger who can reach the handshake port but has no endpoint of ours gets past no hello,
+and a peer without a grant's own key (256 random bits) is given no remote key.  No queue pair allows remote writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import secrets
+from typing import TYPE_CHECKING, ClassVar
+
+from hawk.errors import InvalidArgument, NotViable, PeerUnreachable, RegistrationFailed, TransportError
+from hawk.observe.log import get as get_log
+from hawk.transports import _checks, _machine
+from hawk.transports._grants import GrantTable
+from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
+from hawk.transports.verbs import _device, _find, _wire
+from hawk.transports.verbs._choose import ip_of, open_ports
+from hawk.transports.verbs._config import VerbsConfig
+from hawk.transports.verbs._device import VerbsError
+from hawk.transports.verbs._link import VerbsLink
+from hawk.transports.verbs._pyverbs import PyverbsDriver
+from hawk.transports.verbs._register import Registrations
+from hawk.transports.verbs._server import Server
+from hawk.transports.verbs._windows import Visit
+from hawk.transports.verbs._worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hawk.memory.region import Region
+    from hawk.transports.verbs._choose import Chosen
+    from hawk.transports.verbs._device import Driver
+
+__all__ = ["VerbsConfig", "VerbsTransport"]
+
+log = get_log("hawk.transports.verbs")
+
+_FENCE_TIMEOUT = 10.0
+"""Seconds that revoking waits until every window of a grant is invalidated, or its queue pair destroyed."""
+
+_MOST_PORTS = 32
+
+
+class VerbsTransport(Transport):
+    """See the module.  `driver` is where devices come from, by default the machine's own."""
+
+    name: ClassVar[str] = "verbs"
+    Config: ClassVar[type[VerbsConfig]] = VerbsConfig
+
+    def __init__(self, config: VerbsConfig | None = None, *, driver: Driver | None = None) -> None:
+        self.config = config or VerbsConfig()
+        self.capabilities = Capabilities(
+            can_fence=True, max_sge=self.config.max_sge, request_cost=3e-7, bandwidth=10e9
+        )
+        self.driver = driver
+        self._grants = GrantTable()
+        self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
+        self._worker: Worker | None = None
+        self._ports: Sequence[Chosen] = ()
+        self._registrations: Registrations | None = None
+        self._server: Server | None = None
+        self._links: set[VerbsLink] = set()
+        self._registering: asyncio.Task[None] | None = None
+        self._trouble: str | None = None
+        self._host = ""
+
+    @classmethod
+    def probe(cls) -> Viability:
+        """Whether there is an RDMA device and the distribution's pyverbs; names what is missing."""
+        return _find.probe()
+
+    # -- serving -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens the device and listens for handshakes.
+
+        Raises `InvalidArgument` or `NotViable` naming the setting, `TransportError` naming the address or the device.
+        """
+        if self._server is not None:
+            return
+        self._worker = worker = Worker()
+        try:
+            driver = self.driver if self.driver is not None else PyverbsDriver()
+            self._ports = await worker.call(
+                open_ports, driver, self.config.devices, self.config.gid_index
+            )
+            devices = list({id(p.device): p.device for p in self._ports}.values())
+            self._check_ports()
+            self._registrations = Registrations([p.device for p in self._ports], worker, self.config.slice)
+            self._host = self.config.host or self._host_of_gid()
+            rate = sum(p.port.rate for p in self._ports)
+            self.capabilities = Capabilities(
+                can_fence=True,
+                max_sge=min(self.config.max_sge, *(d.limits.max_sge_read for d in devices)),
+                request_cost=3e-7,
+                bandwidth=max(rate / 8, 1e6),
+            )
+            server = Server(self.config, self._grants, self._token, self._ports, self._registrations, worker)
+            await server.start(self._host)
+            self._server = server
+            self._prepare()
+        except VerbsError as error:
+            await self.close()
+            raise TransportError("the RDMA device cannot be used", got=error, field="transport.verbs") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    def _check_ports(self) -> None:
+        kinds = {(p.port.link, _family(p.gid.gid)) for p in self._ports}
+        if len(kinds) > 1:
+            raise NotViable(
+                "ports of different kinds cannot share a link",
+                field="transport.verbs.devices",
+                got=", ".join(f"{p.device.name}:{p.port.number} {p.port.link}" for p in self._ports),
+                expected="ports of one kind, with GIDs of one kind",
+            )
+
+    def _host_of_gid(self) -> str:
+        host = ip_of(self._ports[0].gid.gid) if self._ports[0].port.link == _device.ETHERNET else None
+        if host is None:
+            raise InvalidArgument(
+                "the port's GID is no address that peers could connect to",
+                field="transport.verbs.host",
+                expected="an address of this machine, for handshakes",
+            )
+        return host
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        for link in list(self._links):
+            await link.close()
+        server, self._server = self._server, None
+        if server is not None:
+            # Before the grants end: a reader is to see a peer that is gone, not a key that was taken away.
+            await server.close()
+        for grant in self._grants.open_grants():
+            await self.revoke(grant)
+        if self._registering is not None:
+            await asyncio.wait({self._registering})
+            self._registering = None
+        if self._registrations is not None:
+            await self._registrations.close()
+            self._registrations = None
+        worker, self._worker = self._worker, None
+        ports, self._ports = self._ports, ()
+        if worker is not None:
+            for device in {id(p.device): p.device for p in ports}.values():
+                try:
+                    await worker.call(device.close)
+                except VerbsError as error:
+                    log.error("a device could not be closed", device=device.name, reason=str(error))
+            await worker.close()
+
+    def trouble(self) -> str | None:
+        """See `Transport.trouble`."""
+        if self._server is None or not self._server.listening:
+            return "it does not listen any more"
+        return self._trouble
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Where we listen for handshakes, the token that admits a link, and what kind of ports we have."""
+        first = self._ports[0] if self._ports else None
+        return {
+            "host": self.config.advertise or self._host,
+            "port": str(self._server.port if self._server is not None else 0),
+            "token": self._token.hex(),
+            "net": _machine.network(),
+            "link": first.port.link if first is not None else "none",
+            "family": _family(first.gid.gid) if first is not None else "none",
+            "ports": str(len(self._ports)),
+        }
+
+    def serve(self, region: Region) -> None:
+        """See `Transport.serve`; the region is registered in the background."""
+        self._grants.serve(region)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Begins to register what is served, so that the first reader finds it done."""
+        server = self._server
+        if server is None or self._grants.region is None:
+            return
+
+        async def register() -> None:
+            try:
+                await server.registered()
+                self._trouble = None
+            except RegistrationFailed as error:
+                self._trouble = str(error)
+                log.error("what is served cannot be registered", reason=str(error))
+
+        with contextlib.suppress(RuntimeError):  # no loop runs; the first reader will register it
+            self._registering = asyncio.get_running_loop().create_task(register())
+
+    def grant(self, offset: int, nbytes: int) -> Grant:
+        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
+        return self._grants.grant(offset, nbytes)
+
+    async def revoke(self, grant: Grant) -> bool:
+        """See `Transport.revoke`: every key that readers were given for it is taken away, and the device has said so."""
+        return await self._grants.revoke(grant, _evict, _FENCE_TIMEOUT)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def reachable(self, endpoint: Mapping[str, str]) -> Viability:
+        """Refuses what is no endpoint of ours, ports of another kind, and a loopback address of another host."""
+        host, port = endpoint.get("host", ""), endpoint.get("port", "")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            return Viability(False, f"the peer does not listen: host {host!r}, port {port!r}")
+        if _checks.token_of(endpoint.get("token", "")) is None:
+            return Viability(False, "the peer's endpoint has no token")
+        count = endpoint.get("ports", "")
+        if not count.isdecimal() or not 0 < int(count) <= _MOST_PORTS:
+            return Viability(False, "the peer's endpoint has no ports")
+        if not self._ports:
+            return Viability(False, "this side has not started")
+        ours = (self._ports[0].port.link, _family(self._ports[0].gid.gid))
+        theirs = (endpoint.get("link", ""), endpoint.get("family", ""))
+        if ours != theirs:
+            return Viability(
+                False,
+                f"our port is {' '.join(ours)}, the peer's {' '.join(theirs)}; set transport.verbs.devices or gid_index",
+            )
+        try:
+            loopback = ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = host == "localhost"
+        if loopback and endpoint.get("net") != _machine.network():
+            return Viability(False, f"the peer listens on {host} of another host; set transport.verbs.host there")
+        return Viability(True)
+
+    async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
+        """See `Transport.connect`."""
+        verdict = self.reachable(endpoint)
+        token = _checks.token_of(endpoint.get("token", ""))
+        if not verdict.ok or token is None or self._registrations is None or self._worker is None:
+            raise PeerUnreachable(verdict.reason, transport=self.name)
+        link = VerbsLink(
+            self.config, self._ports, self._registrations, self._worker, int(endpoint["ports"])
+        )
+        await link.open(endpoint["host"], int(endpoint["port"]), token, timeout)
+        link.on_close = self._links.discard
+        self._links.add(link)
+        return link
+
+
+def _evict(visit: object) -> None:
+    assert isinstance(visit, Visit)
+    visit.evict()
+
+
+def _family(gid: bytes) -> str:
+    """`IPv4`, `IPv6` or `link-local`: queue pairs connect only between GIDs of one family; `none` on InfiniBand."""
+    address = ipaddress.IPv6Address(gid)
+    if address.ipv4_mapped is not None:
+        return "IPv4"
+    if address.is_unspecified:
+        return "none"
+    return "link-local" if address.is_link_local else "IPv6"

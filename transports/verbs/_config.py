@@ -1,0 +1,104 @@
+"""Settings of the verbs transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hawk.errors import InvalidArgument
+from hawk.transports import _checks
+
+
+@dataclass(frozen=True, slots=True)
+class VerbsConfig:
+    """Settings of the verbs transport; sizes in bytes, durations in seconds.
+
+    devices            devices to use, as "NAME" or "NAME:PORT"; none: the fastest active port, by rule
+    gid_index          entry of the GID table; -1: by rule
+    host               address to listen on for handshakes; "": that of the chosen GID
+    port               port to listen on; 0 lets the system choose
+    advertise          host that peers connect to, where it differs from `host`
+    queue_pairs        queue pairs of one link, dealt over the devices in turn
+    depth              send slots of a queue pair
+    max_sge            pieces of one work request, at most; the device may have fewer
+    reads              reads outstanding on a queue pair; the lowest of both sides' settings and devices counts
+    message            bytes of one work request, at most; the port may carry less
+    batch              bytes posted with one doorbell, about
+    windows            memory windows: "auto" where the device has them, or "off": a registration for each chunk
+    slice              bytes registered at a time
+    spin               how long to poll for completions before waiting for an event
+    timeout            how long a packet may stay unanswered before it is sent again (rounded to a power of two)
+    retries            how often it is sent again before the queue pair breaks
+    traffic_class      of packets on Ethernet
+    service_level      of packets on InfiniBand
+    max_connections    links that are served at a time
+    max_strangers      connections that have not said hello yet; of more, the oldest is dropped
+    handshake_timeout  how long a peer may take for an answer over the handshake connection
+    drain_timeout      how long work that was posted may take to end before its queue pair is destroyed
+    """
+
+    devices: tuple[str, ...] = ()
+    gid_index: int = -1
+    host: str = ""
+    port: int = 0
+    advertise: str = ""
+    queue_pairs: int = 2
+    depth: int = 256
+    max_sge: int = 30
+    reads: int = 16
+    message: int = 1 << 20
+    batch: int = 2 << 20
+    windows: Literal["auto", "off"] = "auto"
+    slice: int = 256 << 20
+    spin: float = 50e-6
+    timeout: float = 0.067
+    retries: int = 7
+    traffic_class: int = 0
+    service_level: int = 0
+    max_connections: int = 256
+    max_strangers: int = 64
+    handshake_timeout: float = 5.0
+    drain_timeout: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("gid_index", -1, 65535),
+            ("port", 0, 65535),
+            ("queue_pairs", 1, 32),
+            ("depth", 8, 65536),
+            ("max_sge", 1, 256),
+            ("reads", 1, 255),
+            ("message", 4096, 1 << 30),
+            ("batch", 4096, 1 << 30),
+            ("slice", 1 << 16, 1 << 40),
+            ("retries", 0, 7),
+            ("traffic_class", 0, 255),
+            ("service_level", 0, 15),
+            ("max_connections", 1, 65536),
+            ("max_strangers", 1, 65536),
+        ):
+            _checks.whole(f"transport.verbs.{name}", getattr(self, name), low, high)
+        for name in ("timeout", "handshake_timeout", "drain_timeout"):
+            _checks.seconds(f"transport.verbs.{name}", getattr(self, name))
+        if isinstance(self.spin, bool) or not 0 <= self.spin <= 0.01:
+            raise InvalidArgument(
+                "out of range", field="transport.verbs.spin", got=repr(self.spin), expected="0 to 0.01 seconds"
+            )
+        if self.windows not in ("auto", "off"):
+            raise InvalidArgument(
+                "no such choice", field="transport.verbs.windows", got=repr(self.windows), expected="auto or off"
+            )
+        if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
+            raise InvalidArgument(
+                "peers need an address to connect to",
+                field="transport.verbs.advertise",
+                expected=f"a host name or address of this machine, since transport.verbs.host is {self.host}",
+            )
+
+    @property
+    def timeout_exponent(self) -> int:
+        """The local ACK timeout as queue pairs take it: 4.096 us times two to the n, at least `timeout`."""
+        exponent = 1
+        while exponent < 31 and 4.096e-6 * 2**exponent < self.timeout:
+            exponent += 1
+        return exponent

@@ -1,0 +1,76 @@
+"""The reading side of a handshake connection: questions and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hawk.errors import HawkError, TransferFailed
+from hawk.transports.verbs import _wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Dialogue:
+    """One connection.  Its end is told to whoever `listen` was given, once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[_wire.Answer]] = {}
+        self._listening: asyncio.Task[None] | None = None
+        self._next = 1
+
+    @classmethod
+    async def connect(cls, host: str, port: int) -> Dialogue:
+        """Connects.  Raises `OSError`."""
+        return cls(*await asyncio.open_connection(host, port, limit=_wire.MOST_BYTES + 64))
+
+    async def first(self, hello: _wire.Hello) -> _wire.Answer:
+        """Says hello, and gives the answer.  Raises `OSError`."""
+        _wire.write(self._writer, hello)
+        return await _wire.read_answer(self._reader)
+
+    def listen(self, on_end: Callable[[HawkError], None]) -> None:
+        """From now on answers go to who asked."""
+        self._listening = asyncio.get_running_loop().create_task(self._listen(on_end))
+
+    async def ask(self, question: _wire.Enter | _wire.Renew) -> _wire.Answer:
+        """The answer to a question, whose `seq` is set here.  Raises `TransferFailed` when the connection ends."""
+        seq, self._next = self._next, self._next + 1
+        answer = self._waiting[seq] = asyncio.get_running_loop().create_future()
+        try:
+            _wire.write(self._writer, msgspec.structs.replace(question, seq=seq))
+            return await answer
+        finally:
+            self._waiting.pop(seq, None)
+
+    async def _listen(self, on_end: Callable[[HawkError], None]) -> None:
+        try:
+            while True:
+                answer = await _wire.read_answer(self._reader)
+                waiting = None if isinstance(answer, _wire.Welcome) else self._waiting.get(answer.seq)
+                if waiting is not None and not waiting.done():  # else whoever asked has given up
+                    waiting.set_result(answer)
+        except OSError as error:
+            on_end(TransferFailed("the peer is gone", got=error))
+
+    def abort(self) -> None:
+        """Ends the connection at once; questions that wait for an answer fail."""
+        self._writer.transport.abort()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(TransferFailed("the peer is gone"))
+
+    async def close(self) -> None:
+        """Ends the connection and returns when it is gone."""
+        self.abort()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()

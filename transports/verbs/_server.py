@@ -1,0 +1,164 @@
+"""The serving side: a listener for handshakes, and a session for every reader that was let in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+from typing import TYPE_CHECKING
+
+from hawk.errors import HawkError, RegistrationFailed, TransportError
+from hawk.observe.log import get as get_log
+from hawk.transports.verbs import _wire
+from hawk.transports.verbs._device import BIND, VerbsError
+from hawk.transports.verbs._session import Session
+from hawk.transports.verbs._windows import WindowPool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hawk.transports._grants import GrantTable
+    from hawk.transports.verbs._choose import Chosen
+    from hawk.transports.verbs._config import VerbsConfig
+    from hawk.transports.verbs._register import Registered, Registrations
+    from hawk.transports.verbs._worker import Worker
+
+log = get_log("hawk.transports.verbs")
+
+_FIRST_FRAME = 8 << 10
+
+
+class Server:
+    """Listens, admits and serves, all on the event loop.
+
+    pools    windows of each port's device; empty where grants are opened by registrations
+    """
+
+    def __init__(
+        self,
+        config: VerbsConfig,
+        grants: GrantTable,
+        token: bytes,
+        ports: Sequence[Chosen],
+        registrations: Registrations,
+        worker: Worker,
+    ) -> None:
+        self.config = config
+        self.grants = grants
+        self.ports = ports
+        self.worker = worker
+        self.registrations = registrations
+        self.sessions: set[Session] = set()
+        windows = config.windows == "auto" and all(p.device.limits.windows for p in ports)
+        self.pools = {id(p.device): WindowPool(p.device, worker) for p in ports} if windows else {}
+        self._token = token
+        self._listener: asyncio.Server | None = None
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # in order of arrival
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.port = 0
+
+    async def start(self, host: str) -> None:
+        """Binds and listens.  Raises `TransportError` naming the address."""
+        port = self.config.port
+        try:
+            self._listener = await asyncio.start_server(
+                self._accept, None if host == "*" else host, port, limit=_wire.MOST_BYTES + 64
+            )
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            raise TransportError(
+                "the port is in use" if in_use else "cannot listen",
+                field="transport.verbs.port" if in_use else "transport.verbs.host",
+                got=f"{host}:{port}" if in_use else error,
+                address=f"{host}:{port}",
+            ) from error
+        self.port = int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def listening(self) -> bool:
+        """Whether readers are let in."""
+        return self._listener is not None and self._listener.is_serving()
+
+    async def registered(self) -> Registered:
+        """The served region's registration, made if need be.  Raises `RegistrationFailed`."""
+        region = self.grants.region
+        if region is None:
+            raise RegistrationFailed("nothing is served yet", hint="Call serve(region) first")
+        # Without windows grants are registered one by one, and this one opens nothing to anybody.
+        return await self.registrations.of(region, BIND if self.pools else 0)
+
+    async def close(self) -> None:
+        """Closes the listener and every session."""
+        self._closing = True
+        if self._listener is not None:
+            self._listener.close()
+        for writer in list(self._strangers):
+            writer.transport.abort()
+        await asyncio.gather(*(session.close() for session in list(self.sessions)))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in self.pools.values():
+            await pool.close()
+
+    # -- the door ------------------------------------------------------------------------------------------------
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing:
+            writer.transport.abort()
+            return
+        if len(self._strangers) >= self.config.max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
+        task = asyncio.get_running_loop().create_task(self._welcome(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its first byte to its last."""
+        try:
+            try:
+                async with asyncio.timeout(self.config.handshake_timeout):
+                    hello = await _wire.read_question(reader, _FIRST_FRAME)
+            finally:
+                known = writer in self._strangers
+                self._strangers.pop(writer, None)
+            if not known or not isinstance(hello, _wire.Hello) or hello.version != _wire.VERSION:
+                return
+            if not hmac.compare_digest(hello.token, self._token):
+                return
+            await self._serve(hello, reader, writer)
+        except (OSError, TimeoutError):
+            pass  # the peer is gone, has talked nonsense or was cut off: its connection is all that ends
+        except Exception as error:
+            if isinstance(error, HawkError):
+                log.warning("a reader's session ended", reason=str(error))
+            else:
+                log.exception("a reader's session failed on a fault of ours")
+        finally:
+            with contextlib.suppress(OSError):
+                writer.transport.abort()
+
+    async def _serve(
+        self, hello: _wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if len(self.sessions) >= self.config.max_connections:
+            _wire.write(writer, _wire.Refused(0, _wire.FULL, "transport.verbs.max_connections"))
+            await writer.drain()
+            return
+        session = Session(self, reader, writer)
+        self.sessions.add(session)
+        try:
+            await session.run(hello)
+        except VerbsError as error:
+            log.warning("a reader could not be served", reason=str(error))
+            _wire.write(writer, _wire.Refused(0, _wire.FAILED, str(error)))
+            with contextlib.suppress(OSError):
+                await writer.drain()
+        finally:
+            await session.close()
+            self.sessions.discard(session)

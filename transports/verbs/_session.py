@@ -1,0 +1,200 @@
+"""One reader on the serving side: its queue pairs, and the grants that it has entered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hawk.errors import RegistrationFailed
+from hawk.observe.log import get as get_log
+from hawk.transports.verbs import _wire
+from hawk.transports.verbs._device import VerbsError
+from hawk.transports.verbs._end import End
+from hawk.transports.verbs._windows import Broken, ServingEnd, Visit, WindowPool, parts
+
+if TYPE_CHECKING:
+    from hawk.transports.verbs._server import Server
+
+log = get_log("hawk.transports.verbs")
+
+_DEPTH = 128
+"""Send slots: windows that are being bound or invalidated at a time."""
+
+_MOST_QUEUES = 64
+_MOST_QUESTIONS = 4096
+
+
+class Session:
+    """See the module.  Questions are answered as they come; binding for one does not hold up the next."""
+
+    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
+        self._ends: list[ServingEnd | None] = []
+        self._ports: list[int] = []
+        self._visits: dict[bytes, Visit] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def run(self, hello: _wire.Hello) -> None:
+        """Serves until the reader ends.  Raises `OSError`, or `VerbsError` where its queue pairs cannot be made."""
+        if not 0 < len(hello.queues) <= _MOST_QUEUES:
+            raise _wire.BadWire("no queue pairs, or too many")
+        answers = []
+        for facts in hello.queues:
+            _wire.check(facts, len(self._server.ports))
+            self._ports.append(facts.port)
+            self._ends.append(None)
+            answers.append(await self._connect(len(self._ends) - 1, facts))
+        _wire.write(self._writer, _wire.Welcome(answers))
+        while True:
+            question = await _wire.read_question(self._reader)
+            await self._writer.drain()
+            if len(self._tasks) >= _MOST_QUESTIONS:
+                raise _wire.BadWire("too many questions at a time")
+            if isinstance(question, _wire.Enter):
+                self._start(self._enter(question))
+            elif isinstance(question, _wire.Renew) and 0 <= question.index < len(self._ends):
+                _wire.check(question.queue, len(self._server.ports))
+                self._start(self._renew(question))
+            else:
+                raise _wire.BadWire("a question out of place")
+
+    def _start(self, doing: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(doing)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, index: int, facts: _wire.QueueFacts) -> _wire.QueueFacts:
+        """Makes the queue pair that goes with the reader's.  Raises `VerbsError`."""
+        server = self._server
+        end = End(server.ports[self._ports[index]], server.config, server.worker, depth=_DEPTH, sge=1)
+        serving = ServingEnd(end)
+        try:
+            await end.open()
+            await end.connect(facts)
+        except BaseException:
+            await serving.close()
+            raise
+        if self._closing is not None:
+            await serving.close()
+            raise VerbsError(0, "the session is closing")
+        self._ends[index] = serving
+        return end.facts(self._ports[index])
+
+    async def _renew(self, question: _wire.Renew) -> None:
+        """Replaces a queue pair that broke; what was bound on the old one ends with it."""
+        old, self._ends[question.index] = self._ends[question.index], None
+        try:
+            if old is not None:
+                await old.close()
+                self._forget(old)
+            answer = await self._connect(question.index, question.queue)
+            _wire.write(self._writer, _wire.Renewed(question.seq, answer))
+        except VerbsError as error:
+            _wire.write(self._writer, _wire.Refused(question.seq, _wire.FAILED, str(error)))
+
+    def _forget(self, end: ServingEnd) -> None:
+        """A queue pair was destroyed: gives its windows back."""
+        for visit in self._visits.values():
+            self._pool(end).give([window for window, _ in visit.bound.pop(end, [])])
+
+    def _pool(self, end: ServingEnd) -> WindowPool:
+        return self._server.pools[id(end.end.chosen.device)]
+
+    # -- grants --------------------------------------------------------------------------------------------------
+
+    async def _enter(self, question: _wire.Enter) -> None:
+        try:
+            answer = await self._answer(question)
+        except (VerbsError, RegistrationFailed) as error:
+            log.warning("a grant could not be opened", reason=str(error))
+            answer = _wire.Refused(question.seq, _wire.FAILED, str(error))
+        _wire.write(self._writer, answer)
+
+    async def _answer(self, question: _wire.Enter) -> _wire.Entered | _wire.Refused:
+        server = self._server
+        denied = _wire.Refused(question.seq, _wire.DENIED, "")
+        registered = await server.registered()
+        visit = self._visits.get(question.key)
+        if visit is None:
+            visit = Visit()
+            held = server.grants.admit(question.key, visit)
+            if held is None:
+                return denied
+            visit.held = held
+            visit.parts = parts(registered, held.grant.offset, held.grant.nbytes)
+            visit.evict = lambda: self._evict(question.key, visit)
+            self._visits[question.key] = visit
+        keys: list[list[int]] = []
+        async with visit.lock:
+            for index, end in enumerate(list(self._ends)):
+                if visit.over or self._closing is not None:
+                    return denied
+                keys.append([])
+                if end is None or end.broken:
+                    continue
+                try:
+                    device = self._ports[index]
+                    if server.pools:
+                        keys[-1] = await visit.bind(end, self._pool(end), registered, device)
+                    else:
+                        chosen = server.ports[device]
+                        keys[-1] = await visit.share(chosen.device, registered, device, server.worker)
+                except Broken:
+                    continue
+        if visit.over:
+            return denied
+        assert visit.held is not None
+        grant = visit.held.grant
+        return _wire.Entered(
+            question.seq,
+            grant.offset,
+            grant.nbytes,
+            int(registered.address[0]) - int(registered.start[0]),
+            [part.offset for part in visit.parts],
+            keys,
+        )
+
+    def _evict(self, key: bytes, visit: Visit) -> None:
+        """The grant is revoked: ends the reader's way in, and says so when that is done."""
+        visit.over = True
+        asyncio.get_running_loop().call_soon(self._start, self._leave(key, visit))
+
+    async def _leave(self, key: bytes, visit: Visit) -> None:
+        async with visit.lock:
+            visit.over = True
+            try:
+                await visit.unbind(self._server.worker, self._pool)
+            except VerbsError as error:
+                log.error("a range could not be closed to its reader", reason=str(error))
+                return  # the grant stays as it is, and whoever revoked it asks again
+        if self._visits.get(key) is visit:
+            del self._visits[key]
+        assert visit.held is not None
+        self._server.grants.leave(visit.held, visit)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Destroys the queue pairs, and with them every way in.  Safe to call twice."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._writer.transport.abort()
+        for index, end in enumerate(self._ends):
+            self._ends[index] = None
+            if end is None:
+                continue
+            try:
+                await end.close()
+                self._forget(end)
+            except VerbsError as error:
+                log.error("a queue pair could not be destroyed", reason=str(error))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for key, visit in list(self._visits.items()):
+            await self._leave(key, visit)

@@ -1,0 +1,255 @@
+"""How a reader gets at one grant, and how that ends: memory windows, or registrations for lack of them.
+
+A window of type 2 is bound on one queue pair and opens one range to that queue pair's other end.  Binding and
+invalidating are work requests: what their completion says is so.  Without windows the range is registered once more,
+for remote reading; its key would open it to every admitted reader that knows the number, until it is deregistered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hawk.observe.log import get as get_log
+from hawk.transports.verbs import _register
+from hawk.transports.verbs._device import FLUSHED, REMOTE_READ, STATUS, SUCCESS, VerbsError
+from hawk.transports.verbs._end import End
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hawk.transports._grants import Held
+    from hawk.transports.verbs._device import Completion, Device, Queue, Registration, Window
+    from hawk.transports.verbs._register import Registered
+    from hawk.transports.verbs._worker import Worker
+
+log = get_log("hawk.transports.verbs")
+
+_READY = 16
+"""Windows that are kept ready for each device, so that binding waits for no system call."""
+
+
+class Broken(Exception):
+    """The queue pair is broken; what was bound on it opens nothing any more once it is destroyed."""
+
+
+class ServingEnd:
+    """The serving side's end of one queue pair: binds and invalidates, each awaited."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.broken = False
+        end.on_done = self._done
+        end.on_lost = self._lost
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._room = asyncio.Semaphore(end.depth)
+
+    async def run(self, post: Callable[[Queue, int], int]) -> int:
+        """Posts one signalled request, and returns what `post` gave once it succeeded; raises `Broken`."""
+        await self._room.acquire()
+        if self.broken:
+            self._room.release()
+            raise Broken
+        wr_id = self.end.take_ids(1)
+        done = self._waiting[wr_id] = asyncio.get_running_loop().create_future()
+        try:
+            given = post(self.end.queue, wr_id)
+        except VerbsError as error:
+            del self._waiting[wr_id]
+            self._room.release()
+            self.broken = True
+            raise Broken from error
+        self.end.posted()
+        if (status := await done) != SUCCESS:
+            self.broken = True
+            raise Broken(STATUS.get(status, str(status)))
+        return given
+
+    def _done(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            waiting = self._waiting.pop(completion.wr_id, None)
+            if waiting is not None:
+                self._room.release()
+                if not waiting.done():
+                    waiting.set_result(completion.status)
+
+    def _lost(self) -> None:
+        self.broken = True
+        waiting, self._waiting = self._waiting, {}
+        for each in waiting.values():
+            self._room.release()
+            if not each.done():
+                each.set_result(FLUSHED)
+
+    async def close(self) -> None:
+        """Destroys it.  Raises `VerbsError`."""
+        self._lost()
+        await self.end.close()
+
+
+class WindowPool:
+    """Fresh windows of one device.  A window is bound once; then it is given back to the device."""
+
+    def __init__(self, device: Device, worker: Worker) -> None:
+        self._device = device
+        self._worker = worker
+        self._ready: deque[Window] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._filling = False
+
+    async def take(self) -> Window:
+        """A fresh window.  Raises `VerbsError`."""
+        if len(self._ready) <= _READY // 2:
+            self._fill()
+        if self._ready:
+            return self._ready.popleft()
+        return await self._worker.call(self._device.window)
+
+    def _fill(self) -> None:
+        if not self._filling:
+            self._filling = True
+            self._start(self._worker.call(self._make))
+
+    def _make(self) -> None:
+        try:
+            with contextlib.suppress(VerbsError):  # said to whoever takes one
+                while len(self._ready) < _READY:
+                    self._ready.append(self._device.window())
+        finally:
+            self._filling = False
+
+    def give(self, windows: Sequence[Window]) -> None:
+        """Gives windows back that open nothing any more."""
+        if windows:
+            self._start(self._worker.call(self._close, windows))
+
+    @staticmethod
+    def _close(windows: Sequence[Window]) -> None:
+        for window in windows:
+            try:
+                window.close()
+            except VerbsError as error:
+                log.error("a memory window could not be given back", reason=str(error))
+
+    def _start(self, doing: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(doing)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Gives all back."""
+        await asyncio.gather(*self._tasks)
+        ready, self._ready = self._ready, deque()
+        await self._worker.call(self._close, list(ready))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a grant that lies in one registration: offset in the served region, bytes, which slice."""
+
+    offset: int
+    nbytes: int
+    slice: int
+
+
+def parts(registered: Registered, offset: int, nbytes: int) -> list[Part]:
+    """The stretches of `[offset, offset + nbytes)`."""
+    stop = offset + nbytes
+    first = int(registered.start.searchsorted(offset, "right")) - 1
+    last = int(registered.start.searchsorted(stop, "left")) - 1
+    bounds = [offset, *registered.start[first + 1 : last + 1].tolist(), stop]
+    return [
+        Part(begin, end - begin, first + i)
+        for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+    ]
+
+
+@dataclass(eq=False)
+class Visit:
+    """One reader's way into one grant.
+
+    parts     stretches of the grant, one window each
+    bound     windows and their keys by queue pair, one for each part
+    shared    registrations by device, where there are no windows
+    over      whether it has ended: no key is given out any more
+    """
+
+    held: Held | None = None
+    parts: list[Part] = field(default_factory=list)
+    bound: dict[ServingEnd, list[tuple[Window, int]]] = field(default_factory=dict)
+    shared: dict[int, list[Registration]] = field(default_factory=dict)
+    over: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    evict: Callable[[], None] = lambda: None
+
+    async def bind(self, end: ServingEnd, pool: WindowPool, registered: Registered, device: int) -> list[int]:
+        """Keys of the parts for this queue pair's other end; raises `Broken` or `VerbsError`."""
+        if end in self.bound:
+            return [key for _, key in self.bound[end]]
+        bound: list[tuple[Window, int]] = []
+        self.bound[end] = bound  # from the first window on: an invalidation must not miss one
+        try:
+            for part in self.parts:
+                memory = registered.slices[device][part.slice]
+                address = memory.address + part.offset - int(registered.start[part.slice])
+                window = await pool.take()
+                try:
+                    key = await end.run(
+                        lambda queue, wr_id, window=window, memory=memory, address=address, part=part: queue.bind(
+                            wr_id, window, memory, address, part.nbytes
+                        )
+                    )
+                except BaseException:
+                    bound.append((window, -1))
+                    raise
+                bound.append((window, key))
+        except BaseException:
+            # What is half bound opens nothing that anybody was told of, but the queue pair must go before it does.
+            end.broken = True
+            raise
+        return [key for _, key in bound]
+
+    async def share(self, device: Device, registered: Registered, number: int, worker: Worker) -> list[int]:
+        """Keys of the parts for all readers on this device; raises `VerbsError`."""
+        if number not in self.shared:
+            made: list[Registration] = []
+            self.shared[number] = made
+
+            def register() -> None:
+                for part in self.parts:
+                    memory = registered.slices[number][part.slice]
+                    address = memory.address + part.offset - int(registered.start[part.slice])
+                    made.append(device.register(address, part.nbytes, REMOTE_READ))
+
+            try:
+                await worker.call(register)
+            except VerbsError:
+                del self.shared[number]
+                await worker.call(_register.close, made)
+                raise
+        return [r.rkey for r in self.shared[number]]
+
+    async def unbind(self, worker: Worker, pools: Callable[[ServingEnd], WindowPool]) -> None:
+        """Takes every key away; when this returns nobody reads by one any more.  Raises `VerbsError`."""
+        for end, bound in list(self.bound.items()):
+            try:
+                if end.broken:
+                    raise Broken
+                for _, key in bound:
+                    await end.run(lambda queue, wr_id, key=key: queue.invalidate(wr_id, key) or 0)
+            except Broken:
+                await end.close()
+            del self.bound[end]
+            pools(end).give([window for window, _ in bound])
+        for number, made in list(self.shared.items()):
+            await worker.call(_close_shared, made)
+            del self.shared[number]
+
+
+def _close_shared(made: list[Registration]) -> None:
+    while made:
+        made[-1].close()
+        made.pop()

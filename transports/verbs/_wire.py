@@ -1,0 +1,166 @@
+"""What goes over the handshake connection of a link: frames of a length (u32, little-endian) and MessagePack.
+
+    reader -> server   Hello     token, the reader's queue pairs                     once, first
+    server -> reader   Welcome   the server's queue pairs, connected to the reader's
+    reader -> server   Enter     the key of a grant
+    server -> reader   Entered   where its range lies, and a remote key for each queue pair
+    reader -> server   Renew     a queue pair broke; here is a fresh one
+    server -> reader   Renewed   the server's fresh one, connected to it
+    server -> reader   Refused   in place of any of these answers, and why
+
+The token is the serving instance's, and travels in its endpoint through the control plane.  It admits a link and gives
+access to nothing; the key of a grant does that.  The connection's end is the link's end, for both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+TOKEN_BYTES = 16
+MOST_BYTES = 64 << 10
+"""A frame has no more; a peer that announces more is cut off."""
+
+_LENGTH = struct.Struct("<I")
+
+DENIED, FULL, FAILED = "denied", "full", "failed"
+
+
+class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
+    """One end of a queue pair, as the other end has to know it.
+
+    port         index of the serving side's port that it belongs to
+    number, psn  queue pair number and first packet number
+    gid, lid     address; link is the port's kind
+    mtu          enum ibv_mtu
+    message      bytes of the largest message
+    reads_out    reads that this end would have outstanding
+    reads_in     reads that it can answer at a time
+    """
+
+    port: int
+    number: int
+    psn: int
+    gid: bytes
+    lid: int
+    link: str
+    mtu: int
+    message: int
+    reads_out: int
+    reads_in: int
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):  # noqa: D101
+    version: int
+    token: bytes
+    queues: list[QueueFacts]
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):  # noqa: D101
+    queues: list[QueueFacts]
+
+
+class Enter(msgspec.Struct, frozen=True, tag="enter"):  # noqa: D101
+    seq: int
+    key: bytes
+
+
+class Entered(msgspec.Struct, frozen=True, tag="entered"):
+    """A grant's range, and how to read it.
+
+    offset, nbytes  the range in the served region
+    base            address that byte 0 of the served region would have
+    windows         offsets at which a remote key begins, ascending
+    keys            the remote keys of each window for each queue pair; none for one that is broken
+    """
+
+    seq: int
+    offset: int
+    nbytes: int
+    base: int
+    windows: list[int]
+    keys: list[list[int]]
+
+
+class Renew(msgspec.Struct, frozen=True, tag="renew"):  # noqa: D101
+    seq: int
+    index: int
+    queue: QueueFacts
+
+
+class Renewed(msgspec.Struct, frozen=True, tag="renewed"):  # noqa: D101
+    seq: int
+    queue: QueueFacts
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """`seq` is that of the question, 0 for Hello."""
+
+    seq: int
+    why: str
+    text: str
+
+
+Question = Hello | Enter | Renew
+Answer = Welcome | Entered | Renewed | Refused
+
+_ENCODER = msgspec.msgpack.Encoder()
+_QUESTION: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Question)
+_ANSWER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
+
+
+class BadWire(ConnectionError):
+    """The far side does not speak this protocol."""
+
+
+def write(writer: asyncio.StreamWriter, message: Question | Answer) -> None:
+    """Puts a message on its way."""
+    body = _ENCODER.encode(message)
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def read_question(reader: asyncio.StreamReader, most: int = MOST_BYTES) -> Question:
+    """The next question.  Raises `OSError`, or `BadWire` for what is none."""
+    found: Question = await _read(reader, _QUESTION, most)
+    return found
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """The next answer.  Raises `OSError`, or `BadWire` for what is none."""
+    found: Answer = await _read(reader, _ANSWER, MOST_BYTES)
+    return found
+
+
+async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any], most: int) -> Any:
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if not 0 < length <= most:
+            raise BadWire(f"a frame of {length} bytes")
+        return decoder.decode(await reader.readexactly(length))
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionResetError("the far side ended") from error
+    except msgspec.DecodeError as error:
+        raise BadWire(f"no frame of this protocol: {error}") from error
+
+
+def check(facts: QueueFacts, ports: int) -> None:
+    """Raises `BadWire` unless a queue pair can be connected to these."""
+    if (
+        not 0 <= facts.port < ports
+        or not 0 < facts.number < 1 << 24
+        or not 0 <= facts.psn < 1 << 24
+        or len(facts.gid) != 16
+        or not 0 <= facts.lid < 1 << 16
+        or not 1 <= facts.mtu <= 5
+        or not 0 < facts.message < 1 << 62
+        or not 0 < facts.reads_out < 256
+        or not 0 < facts.reads_in < 256
+    ):
+        raise BadWire("a queue pair is impossible")

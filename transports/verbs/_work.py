@@ -1,0 +1,162 @@
+"""One read: what of it is still to be posted, what is under way, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import AccessDenied, HawkError
+from hawk.transports import _pieces
+from hawk.transports.verbs import _abi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from hawk.memory.region import I64, Region, Segments
+    from hawk.transports.verbs._abi import Batch, Places, Shape
+    from hawk.transports.verbs._register import Registered
+    from hawk.transports.verbs._wire import Entered
+
+MOST_TRIES = 4
+"""How often a batch is posted before its read fails: each time another queue pair broke under it."""
+
+_PIECE = 1 << 40
+
+
+class Flight:
+    """A batch that is posted or to be posted; `first` and `last` are its ids on the queue pair that it is on."""
+
+    __slots__ = ("avoid", "batch", "first", "last", "tries", "work")
+
+    def __init__(self, work: Work, batch: Batch) -> None:
+        self.work = work
+        self.batch = batch
+        self.tries = 0
+        self.avoid = -1
+        self.first = self.last = 0
+
+
+class Work:
+    """One read.
+
+    keys       remote keys by queue pair, None where they have to be asked for
+    flying     batches that are posted
+    done       set when nothing of it is posted and nothing is to be
+    """
+
+    def __init__(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], registered: Sequence[Registered]
+    ) -> None:
+        self.key = key
+        self.error: HawkError | None = None
+        self.flying = 0
+        self.moved = 0
+        self.keys: list[NDArray[np.uint32] | None] = []
+        self.asking = False
+        self._segments = segments
+        self._regions = tuple(regions)  # kept alive, since bytes land in them
+        self._registered = registered
+        self._again: deque[Flight] = deque()
+        self._batches: Iterator[Batch] | None = None
+        self._next: Flight | None = None
+        self._locals: dict[int, NDArray[np.uint32]] = {}
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def enter(self, entered: Entered, shape: Shape) -> None:
+        """The grant is open: what may be read of it is known.  Raises `AccessDenied` for segments outside it."""
+        self.keys = [np.asarray(keys, np.uint32) if keys else None for keys in entered.keys]
+        if self._batches is None:
+            self._batches = self._cut(self._places(entered), shape, entered)
+            self._advance()
+
+    def _places(self, entered: Entered) -> Places:
+        sizes = np.asarray([r.nbytes for r in self._regions], np.int64)
+        begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))[:-1]
+        return _abi.Places(
+            begin=begin,
+            start=_joined([r.start + at for r, at in zip(self._registered, begin.tolist(), strict=True)]),
+            address=_joined([r.address for r in self._registered]),
+            windows=np.asarray(entered.windows, np.int64),
+            remote=entered.base,
+        )
+
+    def _cut(self, places: Places, shape: Shape, entered: Entered) -> Iterator[Batch]:
+        low, high = entered.offset, entered.offset + entered.nbytes
+        for piece in _pieces.cut(self._segments, _PIECE, _abi.BUILD_ROWS):
+            if piece.low < low or piece.high > high:
+                raise AccessDenied(
+                    "the key does not cover the range",
+                    got=f"remote bytes {piece.low}..{piece.high}",
+                    expected=f"within {low}..{high}",
+                )
+            yield from _abi.batches(_pieces.join(piece), places, shape)
+
+    def local_keys(self, device: int) -> NDArray[np.uint32]:
+        """Keys of all registrations, in the order of `Places.start`, for one device."""
+        if device not in self._locals:
+            self._locals[device] = np.concatenate([r.keys(device) for r in self._registered])
+        return self._locals[device]
+
+    # -- what is to be posted ------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        assert self._batches is not None
+        batch = next(self._batches, None)
+        self._next = None if batch is None else Flight(self, batch)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is to be posted, or not known yet."""
+        return self.error is None and (self._batches is None or bool(self._again) or self._next is not None)
+
+    def peek(self) -> Flight | None:
+        """What is to be posted next."""
+        return self._again[0] if self._again else self._next
+
+    def take(self) -> bool:
+        """What `peek` gave is to be posted; False where the read has failed instead, on what follows."""
+        if self._again:
+            self._again.popleft()
+        else:
+            try:
+                self._advance()
+            except HawkError as error:
+                self.stop(error)
+                return False
+        self.flying += 1
+        return True
+
+    def landed(self, flight: Flight) -> None:
+        """A batch is in place."""
+        self.flying -= 1
+        self.moved += flight.batch.nbytes
+        self._settle()
+
+    def lost(self, flight: Flight, error: HawkError | None) -> None:
+        """A batch did not get through, and nothing of it can land any more; with an error the read fails."""
+        self.flying -= 1
+        if error is not None:
+            self.error = self.error or error
+        if self.error is None:
+            self._again.append(flight)
+        self._settle()
+
+    def stop(self, error: HawkError | None) -> None:
+        """Posts no more; `error` is how it ends, None where nobody asks."""
+        self.error = self.error or error or HawkError("stopped")
+        self._again.clear()
+        self._next = None
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.flying == 0 and not self.waiting and not self.done.done():
+            self.done.set_result(None)
+
+
+def _joined(parts: list[I64]) -> I64:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

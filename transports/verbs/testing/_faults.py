@@ -1,0 +1,59 @@
+"""What can be made to go wrong in a fake device, and where it stops to be looked at."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hawk.transports.verbs._device import VerbsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass
+class Faults:
+    """Shared by all devices of a driver; may be changed at any time.
+
+    register       errno of the n-th registration from now (0 the next), by n; each counts once
+    dmabuf         errno of every registration of a dma-buf, 0 where it works
+    queue          errno of every new queue pair, 0 where it works
+    cut            whether packets get lost: READs end with retries exceeded
+    on_step        called by a queue pair's thread before it places the bytes of a READ, with those so far; may block
+    on_register    called in the midst of every registration, by the thread that registers
+    """
+
+    register: dict[int, int] = field(default_factory=dict)
+    dmabuf: int = 0
+    queue: int = 0
+    cut: bool = False
+    on_step: Callable[[int], None] | None = None
+    on_register: Callable[[], None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def registering(self) -> None:
+        """Raises what this registration is to fail with."""
+        if self.on_register is not None:
+            self.on_register()
+        with self._lock:
+            number = self.register.pop(0, 0)
+            self.register = {n - 1: e for n, e in self.register.items() if n > 0}
+        if number:
+            raise VerbsError(number, "ibv_reg_mr")
+
+    def registering_dmabuf(self) -> None:
+        """Raises what this registration is to fail with."""
+        if self.dmabuf:
+            raise VerbsError(self.dmabuf, "ibv_reg_dmabuf_mr")
+
+    def creating_queue(self) -> None:
+        """Raises what this queue pair is to fail with."""
+        if self.queue:
+            raise VerbsError(self.queue, "ibv_create_qp")
+
+
+def refused(what: str) -> VerbsError:
+    """A call that is out of place."""
+    return VerbsError(errno.EINVAL, what)

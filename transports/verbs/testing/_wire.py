@@ -1,0 +1,36 @@
+"""What fake devices say to each other over a Unix socket, little-endian.
+
+    reader -> responder   connect   queue pair number, its own number, packet number
+    reader -> responder   request   address, length, key, READs outstanding with this one
+    responder -> reader   piece     status, length, then that many bytes; one or more until the request's length is there
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+CONNECT = struct.Struct("<III16s")
+REQUEST = struct.Struct("<QIII")
+PIECE = struct.Struct("<II")
+
+PIECE_BYTES = 256 << 10
+"""Bytes that are sent under one check of the key."""
+
+
+def address(gid: bytes) -> str:
+    """Where the device with this GID listens: a name in the abstract namespace, gone with its process."""
+    return f"\0hawk-fake-rdma-{gid.hex()}"
+
+
+def receive(sock: socket.socket, view: memoryview) -> None:
+    """Fills `view`.  Raises `OSError`."""
+    done = 0
+    while done < len(view):
+        got = sock.recv_into(view[done:])
+        if got == 0:
+            raise ConnectionResetError("ended")
+        done += got
