@@ -1,17 +1,18 @@
 """verbs meets the contract over devices without hardware: with windows and without, one queue pair and several."""
 
 import dataclasses
+from typing import Any
 
 from hawk.transports.base import Transport
-from hawk.transports.testing import Gate, TransportContract
+from hawk.transports.testing import AccessContract, ContractBase, Gate, MovingContract, TransportContract
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from hawk.transports.verbs.testing import LIMITS, FakeDriver
 
 # Small batches: the same paths as with the defaults, at a size that keeps the tests quick.
-SMALL = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
+SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
 
 
-class VerbsContract(TransportContract):
+class OverFakes(ContractBase):
     large = 12 << 20
     config = VerbsConfig()
     limits = LIMITS
@@ -26,21 +27,21 @@ class VerbsContract(TransportContract):
         return True
 
 
-class TestOneQueuePair(VerbsContract):
+class TestOneQueuePair(OverFakes, TransportContract):
     takes_turns = True
     config = VerbsConfig(queue_pairs=1, **SMALL)
 
 
-class TestThreeQueuePairs(VerbsContract):
+class TestThreeQueuePairs(OverFakes, TransportContract):
     config = VerbsConfig(queue_pairs=3, **SMALL)
 
 
-class TestWithoutWindows(VerbsContract):
+class TestWithoutWindows(OverFakes, AccessContract):
     config = VerbsConfig(queue_pairs=2, **SMALL)
     limits = dataclasses.replace(LIMITS, windows=False)
 
 
-class TestSlices(VerbsContract):
+class TestSlices(OverFakes, MovingContract):
     """Every region in many registrations, and every grant over many windows."""
 
     config = VerbsConfig(queue_pairs=2, slice=1 << 16, **SMALL)

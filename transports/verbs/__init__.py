@@ -8,8 +8,9 @@ transport can fence (see `_windows` for devices without them).  `_device` is the
 
 What it trusts: the network of the RDMA device, and that of the handshake, which should be the same.  RDMA is neither
 encrypted nor signed: who can listen sees the bytes, and who can send to a queue pair may guess a 32-bit key of a range
-that is open at that moment.  A stranger who can reach the handshake port but has no endpoint of ours gets past no hello,
-and a peer without a grant's own key (256 random bits) is given no remote key.  No queue pair allows remote writes.
+that is open at that moment.  A stranger who can reach the handshake port but has no endpoint of ours gets past no
+hello, and a peer without a grant's own key (256 random bits) is given no remote key.  Nobody can write: no queue pair
+allows it.
 """
 
 from __future__ import annotations
@@ -92,10 +93,8 @@ class VerbsTransport(Transport):
             return
         self._worker = worker = Worker()
         try:
-            driver = self.driver if self.driver is not None else PyverbsDriver()
-            self._ports = await worker.call(
-                open_ports, driver, self.config.devices, self.config.gid_index
-            )
+            driver: Driver = self.driver if self.driver is not None else PyverbsDriver()
+            self._ports = await worker.call(open_ports, driver, self.config.devices, self.config.gid_index)
             devices = list({id(p.device): p.device for p in self._ports}.values())
             self._check_ports()
             self._registrations = Registrations([p.device for p in self._ports], worker, self.config.slice)
@@ -113,7 +112,9 @@ class VerbsTransport(Transport):
             self._prepare()
         except VerbsError as error:
             await self.close()
-            raise TransportError("the RDMA device cannot be used", got=error, field="transport.verbs") from error
+            raise TransportError(
+                "the RDMA device cannot be used", got=error, field="transport.verbs"
+            ) from error
         except BaseException:
             await self.close()
             raise
@@ -211,7 +212,7 @@ class VerbsTransport(Transport):
         return self._grants.grant(offset, nbytes)
 
     async def revoke(self, grant: Grant) -> bool:
-        """See `Transport.revoke`: every key that readers were given for it is taken away, and the device has said so."""
+        """See `Transport.revoke`: the device has said that every key that readers were given for it is gone."""
         return await self._grants.revoke(grant, _evict, _FENCE_TIMEOUT)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -233,14 +234,17 @@ class VerbsTransport(Transport):
         if ours != theirs:
             return Viability(
                 False,
-                f"our port is {' '.join(ours)}, the peer's {' '.join(theirs)}; set transport.verbs.devices or gid_index",
+                f"our port is {' '.join(ours)}, the peer's {' '.join(theirs)}; "
+                "set transport.verbs.devices or gid_index",
             )
         try:
             loopback = ipaddress.ip_address(host).is_loopback
         except ValueError:
             loopback = host == "localhost"
         if loopback and endpoint.get("net") != _machine.network():
-            return Viability(False, f"the peer listens on {host} of another host; set transport.verbs.host there")
+            return Viability(
+                False, f"the peer listens on {host} of another host; set transport.verbs.host there"
+            )
         return Viability(True)
 
     async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
@@ -249,9 +253,7 @@ class VerbsTransport(Transport):
         token = _checks.token_of(endpoint.get("token", ""))
         if not verdict.ok or token is None or self._registrations is None or self._worker is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
-        link = VerbsLink(
-            self.config, self._ports, self._registrations, self._worker, int(endpoint["ports"])
-        )
+        link = VerbsLink(self.config, self._ports, self._registrations, self._worker, int(endpoint["ports"]))
         await link.open(endpoint["host"], int(endpoint["port"]), token, timeout)
         link.on_close = self._links.discard
         self._links.add(link)

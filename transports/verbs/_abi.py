@@ -126,9 +126,11 @@ class _Rows:
             return self
         row = np.repeat(np.arange(len(at)), parts)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
-        inner = np.minimum(first[row] + nth, len(bounds) - 1)
-        begin = np.where(nth == 0, at[row], bounds[np.maximum(inner - 1, 0)])
-        end = np.where(nth == parts[row] - 1, (at + self.nbytes)[row], bounds[inner])
+        above = first[row] + nth  # the bound at which this part would end
+        begin = np.where(nth == 0, at[row], bounds[above - 1])
+        end = np.where(
+            nth == parts[row] - 1, (at + self.nbytes)[row], bounds[np.minimum(above, len(bounds) - 1)]
+        )
         skip = begin - at[row]
         return _Rows(self.line[row] + skip, self.remote[row] + skip, end - begin)
 

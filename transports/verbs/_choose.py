@@ -68,7 +68,9 @@ def choose_gid(
             "no such entry in the GID table",
             field="transport.verbs.gid_index",
             got=index,
-            expected="one of " + ", ".join(str(e.index) for e in entries) if entries else "-1; the table is empty",
+            expected="one of " + ", ".join(str(e.index) for e in entries)
+            if entries
+            else "-1; the table is empty",
         )
     if not entries:
         raise NotViable(
@@ -119,20 +121,12 @@ def open_ports(
                     expected="NAME or NAME:PORT of " + (", ".join(there) or "none at all"),
                 )
             device = opened.get(name) or opened.setdefault(name, driver.open(name))
-            port = _port(device, int(number) if number else 0, named=bool(names))
-            if port is not None:
-                gid, why = _NO_GID, "the port has a local identifier"
-                if port.link == _device.ETHERNET:
-                    gid, why = choose_gid(device.gids(port.number), gid_index, local)
-                chosen.append(Chosen(device, port, gid))
-                log.info(
-                    "RDMA port",
-                    device=name,
-                    port=port.number,
-                    gid_index=gid.index,
-                    gid=str(ipaddress.IPv6Address(gid.gid)),
-                    reason=why,
-                )
+            try:
+                chosen.append(_look(device, int(number) if number else 0, gid_index, local))
+            except NotViable as error:
+                if names:
+                    raise
+                log.info("RDMA device passed over", device=name, reason=str(error))
         if not chosen:
             raise NotViable(
                 "no port of any RDMA device is active",
@@ -149,8 +143,24 @@ def open_ports(
                 device.close()
 
 
-def _port(device: Device, number: int, *, named: bool) -> Port | None:
-    """The port of that number, or the fastest active one for 0; None where a device was not named and has none."""
+def _look(device: Device, number: int, gid_index: int, local: Callable[[str], bool]) -> Chosen:
+    """The device's port of that number, or its fastest active one for 0, and the GID to send from."""
+    port = _port(device, number)
+    gid, why = _NO_GID, "the port has a local identifier"
+    if port.link == _device.ETHERNET:
+        gid, why = choose_gid(device.gids(port.number), gid_index, local)
+    log.info(
+        "RDMA port",
+        device=device.name,
+        port=port.number,
+        gid_index=gid.index,
+        gid=str(ipaddress.IPv6Address(gid.gid)),
+        reason=why,
+    )
+    return Chosen(device, port, gid)
+
+
+def _port(device: Device, number: int) -> Port:
     ports = list(device.ports())
     if number:
         ports = [p for p in ports if p.number == number]
@@ -161,13 +171,11 @@ def _port(device: Device, number: int, *, named: bool) -> Port | None:
                 got=f"{device.name}:{number}",
             )
     active = [p for p in ports if p.active]
-    if active:
-        return max(active, key=lambda p: p.rate)
-    if named:
+    if not active:
         raise NotViable(
             "the port is not active",
             field="transport.verbs.devices",
             got=f"{device.name}:{number or 'any'}",
             hint="Bring its link up, or leave it out",
         )
-    return None
+    return max(active, key=lambda p: p.rate)

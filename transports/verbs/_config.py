@@ -82,11 +82,17 @@ class VerbsConfig:
             _checks.seconds(f"transport.verbs.{name}", getattr(self, name))
         if isinstance(self.spin, bool) or not 0 <= self.spin <= 0.01:
             raise InvalidArgument(
-                "out of range", field="transport.verbs.spin", got=repr(self.spin), expected="0 to 0.01 seconds"
+                "out of range",
+                field="transport.verbs.spin",
+                got=repr(self.spin),
+                expected="0 to 0.01 seconds",
             )
         if self.windows not in ("auto", "off"):
             raise InvalidArgument(
-                "no such choice", field="transport.verbs.windows", got=repr(self.windows), expected="auto or off"
+                "no such choice",
+                field="transport.verbs.windows",
+                got=repr(self.windows),
+                expected="auto or off",
             )
         if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
             raise InvalidArgument(

@@ -140,13 +140,13 @@ class Registration(Protocol):
     """A memory region that the device can reach.  `address` is what work requests call its first byte."""
 
     @property
-    def address(self) -> int: ...  # noqa: D102
+    def address(self) -> int: ...
     @property
-    def nbytes(self) -> int: ...  # noqa: D102
+    def nbytes(self) -> int: ...
     @property
-    def lkey(self) -> int: ...  # noqa: D102
+    def lkey(self) -> int: ...
     @property
-    def rkey(self) -> int: ...  # noqa: D102
+    def rkey(self) -> int: ...
 
     def close(self) -> None:
         """Ends it: afterwards the device reaches this memory by it no more.  Raises `VerbsError`."""
@@ -212,9 +212,9 @@ class Device(Protocol):
     """An opened device with one protection domain."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def limits(self) -> Limits: ...  # noqa: D102
+    def limits(self) -> Limits: ...
 
     def ports(self) -> Sequence[Port]:
         """Its ports as they are now."""

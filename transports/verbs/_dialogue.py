@@ -42,7 +42,8 @@ class Dialogue:
     async def ask(self, question: _wire.Enter | _wire.Renew) -> _wire.Answer:
         """The answer to a question, whose `seq` is set here.  Raises `TransferFailed` when the connection ends."""
         seq, self._next = self._next, self._next + 1
-        answer = self._waiting[seq] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_wire.Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[seq] = answer
         try:
             _wire.write(self._writer, msgspec.structs.replace(question, seq=seq))
             return await answer

@@ -1,4 +1,4 @@
-"""This side's end of one queue pair, with a completion queue of its own, on the event loop."""
+"""The near end of one queue pair, with a completion queue of its own, on the event loop."""
 
 from __future__ import annotations
 

@@ -115,7 +115,8 @@ def probe(
         )
     if not any(devices.glob("uverbs*")):
         return Viability(
-            False, f"{', '.join(names)}: no {devices}/uverbs*; load ib_uverbs, or give this container the device"
+            False,
+            f"{', '.join(names)}: no {devices}/uverbs*; load ib_uverbs, or give this container the device",
         )
     try:
         loaded()

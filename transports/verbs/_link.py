@@ -18,7 +18,6 @@ from hawk.errors import (
     DeadlineExceeded,
     HawkError,
     PeerUnreachable,
-    RegistrationFailed,
     TransferFailed,
 )
 from hawk.observe.log import get as get_log
@@ -118,7 +117,7 @@ class VerbsLink(Link):
             for stripe, end, theirs in zip(self._stripes, ends, answer.queues, strict=True):
                 _wire.check(theirs, self._peer_ports)
                 await end.connect(theirs)
-                self._adopt(stripe, end)
+                self._adopt(stripe, end, theirs.number)
             connected = True
         finally:
             if not connected:
@@ -141,8 +140,8 @@ class VerbsLink(Link):
         sge = max(min(self._config.max_sge, limits.max_sge, limits.max_sge_read), 1)
         return End(chosen, self._config, self._worker, depth=self._config.depth, sge=sge)
 
-    def _adopt(self, stripe: Stripe, end: End) -> None:
-        stripe.adopt(end)
+    def _adopt(self, stripe: Stripe, end: End, peer: int) -> None:
+        stripe.adopt(end, peer)
         stripe.on_free = self._pump
         stripe.on_broken = lambda broken: self._start(self._recover(broken))
 
@@ -229,13 +228,16 @@ class VerbsLink(Link):
         if (
             not isinstance(answer, _wire.Entered)
             or len(answer.keys) != len(self._stripes)
+            or len(answer.queues) != len(self._stripes)
             or any(len(keys) not in (0, len(answer.windows)) for keys in answer.keys)
         ):
             raise TransferFailed("the peer's answer makes no sense", peer=self._peer)
         assert self._shape is not None
         work.enter(answer, self._shape)
-        for stripe, keys in zip(self._stripes, work.keys, strict=True):
-            if keys is None and stripe.end is not None:
+        for stripe, keys, number in zip(self._stripes, answer.keys, answer.queues, strict=True):
+            if number != stripe.peer:
+                work.keys[stripe.index] = None  # the answer and a fresh queue pair crossed on their way
+            elif not keys and stripe.end is not None:
                 stripe.break_()  # at the peer's end it is broken already
 
     def _pump(self) -> None:
@@ -287,8 +289,7 @@ class VerbsLink(Link):
                 pause = min(2 * pause, _LONGEST_PAUSE)
         stripe.bury(self._over)
         for work in self._works:
-            if work.keys:
-                work.keys[stripe.index] = None
+            work.keys[stripe.index] = None
         self._pump()
         since = time.monotonic()
         while self._over is None:
@@ -320,7 +321,7 @@ class VerbsLink(Link):
             await end.connect(answer.queue)
             if self._over is not None:
                 raise self._ended()
-            self._adopt(stripe, end)
+            self._adopt(stripe, end, answer.queue.number)
             adopted = True
         except OSError as error:
             if isinstance(error, (HawkError, VerbsError, TimeoutError)):

@@ -18,11 +18,15 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path as File
+from typing import TYPE_CHECKING
 
 from hawk.transports.verbs import _device, _find
 from hawk.transports.verbs._device import GidEntry, Limits, Port
 from hawk.transports.verbs._pyverbs_call import PyverbsRegistration, PyverbsWindow, calling, part
 from hawk.transports.verbs._pyverbs_queue import PyverbsCompletions, PyverbsQueue
+
+if TYPE_CHECKING:
+    from hawk.transports.verbs._device import Completions
 
 _WINDOWS_2A, _WINDOWS_2B = 1 << 23, 1 << 24  # enum ibv_device_cap_flags
 _ACTIVE = 4  # enum ibv_port_state
@@ -114,8 +118,9 @@ class PyverbsDevice:
         """See `Device.completions`."""
         return PyverbsCompletions(self._context, depth)
 
-    def queue(self, completions: PyverbsCompletions, depth: int, sge: int) -> PyverbsQueue:
+    def queue(self, completions: Completions, depth: int, sge: int) -> PyverbsQueue:
         """See `Device.queue`."""
+        assert isinstance(completions, PyverbsCompletions)
         return PyverbsQueue(self._pd, completions, depth, sge)
 
     def close(self) -> None:

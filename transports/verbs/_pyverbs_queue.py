@@ -14,11 +14,11 @@ import numpy as np
 
 from hawk.transports.verbs import _abi, _device
 from hawk.transports.verbs._device import Completion, Path, VerbsError
-from hawk.transports.verbs._pyverbs_call import calling, part
+from hawk.transports.verbs._pyverbs_call import PyverbsRegistration, PyverbsWindow, calling, part
 
 if TYPE_CHECKING:
     from hawk.transports.verbs._abi import Batch
-    from hawk.transports.verbs._pyverbs_call import PyverbsRegistration, PyverbsWindow
+    from hawk.transports.verbs._device import Registration, Window
 
 _ERR = 6  # enum ibv_qp_state
 _STATE_MASK = 1  # enum ibv_qp_attr_mask
@@ -138,10 +138,10 @@ class PyverbsQueue:
             else:
                 head.post(self._qp, batch)
 
-    def bind(
-        self, wr_id: int, window: PyverbsWindow, memory: PyverbsRegistration, address: int, nbytes: int
-    ) -> int:
+    def bind(self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int) -> int:
         """See `Queue.bind`."""
+        assert isinstance(window, PyverbsWindow)
+        assert isinstance(memory, PyverbsRegistration)
         request = _request(_abi.BIND_MW, wr_id)
         info = part("mr").MWBindInfo(memory.raw, address, nbytes, _device.REMOTE_READ)
         key = int(window.raw.rkey)
@@ -183,7 +183,9 @@ def _request(opcode: int, wr_id: int) -> Any:
 def _post_one_by_one(qp: Any, batch: Batch) -> None:
     """As pyverbs is meant to be used, but for giving the memory back, which its objects leave to us."""
     module = part("wr")
-    made, pieces, at = [], [], 0
+    made: list[Any] = []
+    pieces: list[Any] = []
+    at = 0
     for row in batch.wr:
         count = int(row["num_sge"])
         some = [
@@ -250,4 +252,3 @@ def _head() -> _Head | None:
 def chained() -> bool:
     """Whether batches are handed over at once."""
     return _head() is not None
-

@@ -62,7 +62,7 @@ def cut(region: Region, limit: int) -> list[tuple[int, int]]:
 def register(devices: Sequence[Device], region: Region, limit: int, access: int) -> Registered:
     """Registers every slice with every device, or nothing.
 
-    A region that has a dma-buf is registered by that; where the device or its driver knows none of them, by its address,
+    A region that has a dma-buf is registered by that; where the RDMA device or its driver knows none, by its address,
     which for memory of a device takes that device's peer-memory module.
 
     Raises `RegistrationFailed`, naming the limit that was met and what to do about it.
@@ -131,14 +131,18 @@ def explain(error: VerbsError, region: Region, way: str, dmabuf: VerbsError | No
                 "transport.verbs.slice"
             )
     elif number == errno.EINVAL:
-        hints.append("The device takes no such registration; lower transport.verbs.slice below its max_mr_size")
+        hints.append(
+            "The device takes no such registration; lower transport.verbs.slice below its max_mr_size"
+        )
     elif number == errno.EFAULT:
         hints.append(
             "These are no ordinary pages: a device's memory is registered by a dma-buf, or by its address with "
             "nvidia-peermem (or the device's own peer-memory module) loaded"
         )
     elif number in NOT_SUPPORTED:
-        hints.append("The driver of the RDMA device does not support this kind of memory (dma-buf, on-demand paging)")
+        hints.append(
+            "The driver of the RDMA device does not support this kind of memory (dma-buf, on-demand paging)"
+        )
     if dmabuf is not None:
         hints.append(
             f"By dma-buf: {dmabuf.strerror or dmabuf.what}; that takes kernel 5.12 and a driver with dma-buf support"

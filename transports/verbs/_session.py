@@ -73,6 +73,7 @@ class Session:
         serving = ServingEnd(end)
         try:
             await end.open()
+            serving.number = end.queue.number
             await end.connect(facts)
         except BaseException:
             await serving.close()
@@ -97,6 +98,8 @@ class Session:
 
     def _forget(self, end: ServingEnd) -> None:
         """A queue pair was destroyed: gives its windows back."""
+        if not self._server.pools:
+            return
         for visit in self._visits.values():
             self._pool(end).give([window for window, _ in visit.bound.pop(end, [])])
 
@@ -128,12 +131,17 @@ class Session:
             visit.evict = lambda: self._evict(question.key, visit)
             self._visits[question.key] = visit
         keys: list[list[int]] = []
+        numbers: list[int] = []
         async with visit.lock:
             for index, end in enumerate(list(self._ends)):
                 if visit.over or self._closing is not None:
                     return denied
                 keys.append([])
-                if end is None or end.broken:
+                numbers.append(0)
+                if end is None:
+                    continue
+                numbers[-1] = end.number
+                if end.broken:
                     continue
                 try:
                     device = self._ports[index]
@@ -155,6 +163,7 @@ class Session:
             int(registered.address[0]) - int(registered.start[0]),
             [part.offset for part in visit.parts],
             keys,
+            numbers,
         )
 
     def _evict(self, key: bytes, visit: Visit) -> None:

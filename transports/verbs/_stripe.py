@@ -36,6 +36,7 @@ class Stripe:
 
     index      its number in the link, and that of its keys
     device     index of the device that it is on
+    peer       number of the queue pair at the other end
     on_free    called when it can take more
     on_broken  called once for each queue pair that broke; what was under way stays so until `bury`
     """
@@ -43,6 +44,7 @@ class Stripe:
     def __init__(self, index: int, device: int) -> None:
         self.index = index
         self.device = device
+        self.peer = 0
         self.end: End | None = None
         self.broken = False
         self.failures = 0
@@ -61,8 +63,9 @@ class Stripe:
         """Whether something of this read is under way."""
         return any(flight.work is work for flight in self._flights)
 
-    def adopt(self, end: End) -> None:
+    def adopt(self, end: End, peer: int) -> None:
         """Takes a connected queue pair into use."""
+        self.peer = peer
         self.end, self.broken, self._fault, self._used = end, False, None, 0
         end.on_done = self._done
         end.on_lost = self.break_

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -37,11 +39,15 @@ class Broken(Exception):
 
 
 class ServingEnd:
-    """The serving side's end of one queue pair: binds and invalidates, each awaited."""
+    """The serving side's end of one queue pair: binds and invalidates, each awaited.
+
+    number    the queue pair's, once it is made
+    """
 
     def __init__(self, end: End) -> None:
         self.end = end
         self.broken = False
+        self.number = 0
         end.on_done = self._done
         end.on_lost = self._lost
         self._waiting: dict[int, asyncio.Future[int]] = {}
@@ -161,10 +167,7 @@ def parts(registered: Registered, offset: int, nbytes: int) -> list[Part]:
     first = int(registered.start.searchsorted(offset, "right")) - 1
     last = int(registered.start.searchsorted(stop, "left")) - 1
     bounds = [offset, *registered.start[first + 1 : last + 1].tolist(), stop]
-    return [
-        Part(begin, end - begin, first + i)
-        for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
-    ]
+    return [Part(begin, end - begin, first + i) for i, (begin, end) in enumerate(itertools.pairwise(bounds))]
 
 
 @dataclass(eq=False)
@@ -197,11 +200,7 @@ class Visit:
                 address = memory.address + part.offset - int(registered.start[part.slice])
                 window = await pool.take()
                 try:
-                    key = await end.run(
-                        lambda queue, wr_id, window=window, memory=memory, address=address, part=part: queue.bind(
-                            wr_id, window, memory, address, part.nbytes
-                        )
-                    )
+                    key = await end.run(functools.partial(_bind, window, memory, address, part.nbytes))
                 except BaseException:
                     bound.append((window, -1))
                     raise
@@ -239,7 +238,7 @@ class Visit:
                 if end.broken:
                     raise Broken
                 for _, key in bound:
-                    await end.run(lambda queue, wr_id, key=key: queue.invalidate(wr_id, key) or 0)
+                    await end.run(functools.partial(_invalidate, key))
             except Broken:
                 await end.close()
             del self.bound[end]
@@ -247,6 +246,15 @@ class Visit:
         for number, made in list(self.shared.items()):
             await worker.call(_close_shared, made)
             del self.shared[number]
+
+
+def _bind(window: Window, memory: Registration, address: int, nbytes: int, queue: Queue, wr_id: int) -> int:
+    return queue.bind(wr_id, window, memory, address, nbytes)
+
+
+def _invalidate(key: int, queue: Queue, wr_id: int) -> int:
+    queue.invalidate(wr_id, key)
+    return key
 
 
 def _close_shared(made: list[Registration]) -> None:

@@ -57,17 +57,17 @@ class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
     reads_in: int
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):  # noqa: D101
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
     token: bytes
     queues: list[QueueFacts]
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):  # noqa: D101
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     queues: list[QueueFacts]
 
 
-class Enter(msgspec.Struct, frozen=True, tag="enter"):  # noqa: D101
+class Enter(msgspec.Struct, frozen=True, tag="enter"):
     seq: int
     key: bytes
 
@@ -79,6 +79,7 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
     base            address that byte 0 of the served region would have
     windows         offsets at which a remote key begins, ascending
     keys            the remote keys of each window for each queue pair; none for one that is broken
+    queues          the number of the serving side's queue pair that each of them is for
     """
 
     seq: int
@@ -87,15 +88,16 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
     base: int
     windows: list[int]
     keys: list[list[int]]
+    queues: list[int]
 
 
-class Renew(msgspec.Struct, frozen=True, tag="renew"):  # noqa: D101
+class Renew(msgspec.Struct, frozen=True, tag="renew"):
     seq: int
     index: int
     queue: QueueFacts
 
 
-class Renewed(msgspec.Struct, frozen=True, tag="renewed"):  # noqa: D101
+class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
     seq: int
     queue: QueueFacts
 

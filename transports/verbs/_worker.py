@@ -30,7 +30,7 @@ class Worker:
         """
         future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: settled.done() or settled.set_result(None))
+        future.add_done_callback(lambda _: settled.set_result(None))
         await outlast(settled)
         return future.result()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -19,7 +20,9 @@ from hawk.transports.verbs.testing._memory import FakeRegistration, FakeWindow, 
 from hawk.transports.verbs.testing._queue import RTS, FakeQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hawk.transports.verbs._device import Completions
 
 LIMITS = Limits(
     max_mr_size=1 << 40,
@@ -32,15 +35,15 @@ LIMITS = Limits(
     windows=True,
 )
 
-PORT = Port(
-    number=1, active=True, link=ETHERNET, lid=0, mtu=5, max_message=4 << 20, rate=100e9
-)
+PORT = Port(number=1, active=True, link=ETHERNET, lid=0, mtu=5, max_message=4 << 20, rate=100e9)
 
 
 def own_gids() -> tuple[GidEntry, ...]:
     """A table as a network card has it, with a loopback address that no other device has."""
     linklocal = bytes.fromhex("fe80") + bytes(6) + os.urandom(8)
-    mapped = ipaddress.IPv6Address(f"::ffff:127.{os.urandom(1)[0]}.{os.urandom(1)[0]}.{2 + os.urandom(1)[0] % 250}")
+    mapped = ipaddress.IPv6Address(
+        f"::ffff:127.{os.urandom(1)[0]}.{os.urandom(1)[0]}.{2 + os.urandom(1)[0] % 250}"
+    )
     return (
         GidEntry(0, linklocal, "IB/RoCE v1", "fake0"),
         GidEntry(1, linklocal, "RoCE v2", "fake0"),
@@ -79,7 +82,11 @@ class FakeDriver:
         if name not in self._names:
             raise VerbsError(errno.ENODEV, "ibv_open_device")
         device = FakeDevice(
-            name, self._limits, self._ports.get(name, [PORT]), self._gids.get(name) or own_gids(), self.faults
+            name,
+            self._limits,
+            self._ports.get(name, [PORT]),
+            self._gids[name] if name in self._gids else own_gids(),
+            self.faults,
         )
         self.opened.append(device)
         return device
@@ -90,6 +97,7 @@ class FakeDevice:
 
     table     its registrations and windows
     queues    its queue pairs by number
+    closed    whether it was closed
     """
 
     def __init__(
@@ -107,7 +115,7 @@ class FakeDevice:
         self._listeners: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self.closed = False
 
     def ports(self) -> list[Port]:
         """See `Device.ports`."""
@@ -149,8 +157,9 @@ class FakeDevice:
             raise VerbsError(errno.EINVAL, "ibv_create_cq")
         return FakeCompletions(depth)
 
-    def queue(self, completions: FakeCompletions, depth: int, sge: int) -> FakeQueue:
+    def queue(self, completions: Completions, depth: int, sge: int) -> FakeQueue:
         """See `Device.queue`."""
+        assert isinstance(completions, FakeCompletions)
         self.faults.creating_queue()
         if not 0 < depth <= self.limits.max_send_wr or not 0 < sge <= self.limits.max_sge:
             raise VerbsError(errno.EINVAL, "ibv_create_qp")
@@ -175,7 +184,7 @@ class FakeDevice:
         for queue in left:
             queue.close()
         with self._lock:
-            self._closed = True
+            self.closed = True
             sockets = [*self._listeners, *self._connections]
         for sock in sockets:
             shut(sock)
@@ -197,8 +206,8 @@ class FakeDevice:
         self._listeners.append(listener)
         self._start(lambda: self._accept(listener))
 
-    def _start(self, target: object) -> None:
-        thread = threading.Thread(target=target, name="fake-rdma-port", daemon=True)  # type: ignore[arg-type]
+    def _start(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name="fake-rdma-port", daemon=True)
         self._threads = [t for t in self._threads if t.is_alive() or not t.ident] + [thread]
         thread.start()
 
@@ -207,11 +216,11 @@ class FakeDevice:
             while True:
                 sock, _ = listener.accept()
                 with self._lock:
-                    if self._closed:
+                    if self.closed:
                         sock.close()
                         return
                     self._connections.add(sock)
-                    self._start(lambda sock=sock: self._serve(sock))
+                    self._start(functools.partial(self._serve, sock))
 
     def _serve(self, sock: socket.socket) -> None:
         queue: FakeQueue | None = None

@@ -120,7 +120,9 @@ class Table:
                 return entry.memory if entry.owner == queue else None
             return entry if entry.access & _device.REMOTE_READ else None
 
-    def bind(self, window: FakeWindow, memory: FakeRegistration, address: int, nbytes: int, queue: int) -> bool:
+    def bind(
+        self, window: FakeWindow, memory: FakeRegistration, address: int, nbytes: int, queue: int
+    ) -> bool:
         """Binds a fresh window; False where that is not allowed."""
         with self.lock:
             if self._entries.get(window.rkey >> 8) is not window or window.memory is not None or window.owner:

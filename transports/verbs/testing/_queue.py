@@ -22,6 +22,7 @@ from hawk.transports.verbs.testing._memory import FakeRegistration, FakeWindow, 
 
 if TYPE_CHECKING:
     from hawk.transports.verbs._abi import Batch
+    from hawk.transports.verbs._device import Registration, Window
     from hawk.transports.verbs.testing._completions import FakeCompletions
     from hawk.transports.verbs.testing._driver import FakeDevice
 
@@ -121,10 +122,10 @@ class FakeQueue:
             raise refused("ibv_post_send: longer than a message may be")
         return work
 
-    def bind(
-        self, wr_id: int, window: FakeWindow, memory: FakeRegistration, address: int, nbytes: int
-    ) -> int:
+    def bind(self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int) -> int:
         """See `Queue.bind`."""
+        assert isinstance(window, FakeWindow)
+        assert isinstance(memory, FakeRegistration)
         key = next_key(window.rkey)
         self._add([_Bind(wr_id, window, memory, address, nbytes)])
         return key

@@ -1,8 +1,8 @@
 """What fake devices say to each other over a Unix socket, little-endian.
 
-    reader -> responder   connect   queue pair number, its own number, packet number
-    reader -> responder   request   address, length, key, READs outstanding with this one
-    responder -> reader   piece     status, length, then that many bytes; one or more until the request's length is there
+reader -> responder   connect   queue pair number, its own number, packet number
+reader -> responder   request   address, length, key, READs outstanding with this one
+responder -> reader   piece     status, length, then that many bytes; one or more until the request's length is there
 """
 
 from __future__ import annotations
