@@ -124,7 +124,7 @@ class End:
         return self._queue
 
     def take_ids(self, count: int) -> int:
-        """The first of `count` ids for work requests; they ascend in the order of posting."""
+        """The first of `count` ids for work requests, which grow in the order of posting."""
         first, self._next_id = self._next_id, self._next_id + count
         return first
 
