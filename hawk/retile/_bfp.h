@@ -52,45 +52,64 @@ TARGET static ALWAYS void FN(bf16_bfp)(const uint8_t *from, int64_t n, uint8_t *
     }
 }
 #else
-/* Two groups; where their codes and exponents go. */
-TARGET static ALWAYS void FN(bfp_two)(__m512i x, int bits, uint8_t *to0, uint8_t *to1, uint8_t *shared0, uint8_t *shared1)
+/* The largest of four groups, `a` and `b` two each: group k's in every word of lane k. */
+TARGET static ALWAYS __m512i FN(bfp_most)(__m512i a, __m512i b)
+{
+    __m512i most = _mm512_max_epu16(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
+    most = _mm512_max_epu16(most, _mm512_shuffle_epi32(most, 0x4e));
+    most = _mm512_max_epu16(most, _mm512_shuffle_epi32(most, 0xb1));
+    return _mm512_max_epu16(most, _mm512_rol_epi32(most, 16));
+}
+
+/* Magnitudes of two groups by their exponents and `most`, those of the groups: words. */
+TARGET static ALWAYS __m512i FN(bfp_sizes)(__m512i x, __m512i size, __m512i most, int bits)
 {
     const int keep = bits - 1, drop = 15 - keep;
-    __m512i complement = _mm512_andnot_si512(x, _mm512_set1_epi16(0x7fff));
-    __m256i low = _mm512_castsi512_si256(complement), high = _mm512_extracti64x4_epi64(complement, 1);
-    __m128i least0 = _mm_min_epu16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-    __m128i least1 = _mm_min_epu16(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
-    least0 = _mm_srli_epi16(_mm_minpos_epu16(least0), 7);
-    least1 = _mm_srli_epi16(_mm_minpos_epu16(least1), 7);
-    *shared0 = (uint8_t)~_mm_cvtsi128_si32(least0);
-    *shared1 = (uint8_t)~_mm_cvtsi128_si32(least1);
-    __m512i most = _mm512_mask_broadcastw_epi16(_mm512_broadcastw_epi16(least0), 0xffff0000u, least1);
-    __m512i e = _mm512_srli_epi16(complement, 7);
-    __mmask32 normal = _mm512_cmpneq_epi16_mask(e, _mm512_set1_epi16(255));
-    __m512i sig = _mm512_maskz_slli_epi16(normal, _mm512_or_si512(x, _mm512_set1_epi16(0x80)), 8);
-    __m512i v = _mm512_srlv_epi16(_mm512_srli_epi16(sig, 1), _mm512_sub_epi16(e, most));
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi16(v, drop), _mm512_set1_epi16(1));
-    __m512i m = _mm512_add_epi16(_mm512_add_epi16(v, _mm512_set1_epi16((short)((1 << (drop - 1)) - 1))), odd);
-    m = _mm512_min_epi16(_mm512_srli_epi16(m, drop), _mm512_set1_epi16((short)((1 << keep) - 1)));
-    __mmask32 negative = _mm512_mask_test_epi16_mask(_mm512_movepi16_mask(x), m, m);
-    m = _mm512_mask_add_epi16(m, negative, m, _mm512_set1_epi16((short)(1 << keep)));
-    __m256i bytes = _mm512_cvtepi16_epi8(m);
-    if (bits == 8) {
-        _mm_storeu_si128((__m128i *)(void *)to0, _mm256_castsi256_si128(bytes));
-        _mm_storeu_si128((__m128i *)(void *)to1, _mm256_extracti128_si256(bytes, 1));
-    } else {
-        __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001)); /* even + 16 * odd */
-        __m128i packed = _mm256_cvtepi16_epi8(pairs);
-        _mm_storel_epi64((__m128i *)(void *)to0, packed);
-        _mm_storel_epi64((__m128i *)(void *)to1, _mm_unpackhi_epi64(packed, packed));
-    }
+    __m512i shift = _mm512_sub_epi16(most, _mm512_srli_epi16(size, 7));
+    __mmask32 normal = _mm512_cmpgt_epu16_mask(size, _mm512_set1_epi16(0x7f));
+    /* (x << 7 & 0x3f80) | 0x4000 */
+    __m512i sig = _mm512_maskz_mov_epi16(normal, _mm512_ternarylogic_epi64(_mm512_slli_epi16(x, 7), _mm512_set1_epi16(0x3f80),
+                                                                           _mm512_set1_epi16(0x4000), 0xea));
+    __m512i v = _mm512_srlv_epi16(sig, shift);
+    __mmask32 odd = _mm512_test_epi16_mask(v, _mm512_set1_epi16((short)(1 << drop)));
+    v = _mm512_add_epi16(v, _mm512_set1_epi16((short)((1 << (drop - 1)) - 1)));
+    v = _mm512_mask_sub_epi16(v, odd, v, _mm512_set1_epi16(-1));
+    return _mm512_min_epi16(_mm512_srli_epi16(v, drop), _mm512_set1_epi16((short)((1 << keep) - 1)));
+}
+
+/* Four groups: their codes, of four bits in the lower half of what is returned, and exponents, one a byte. */
+TARGET static ALWAYS __m512i FN(bfp_four)(__m512i a, __m512i b, int bits, uint32_t *exponents)
+{
+    const __m512i all = _mm512_set1_epi16(0x7fff), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    __m512i size_a = _mm512_and_si512(a, all), size_b = _mm512_and_si512(b, all);
+    __m512i most = _mm512_srli_epi16(FN(bfp_most)(size_a, size_b), 7);
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    __m128i each = _mm512_castsi512_si128(_mm512_permutexvar_epi32(firsts, most));
+    *exponents = (uint32_t)_mm_cvtsi128_si32(_mm_shuffle_epi8(each, _mm_set1_epi32(0x0c080400)));
+    __m512i m = _mm512_packus_epi16(FN(bfp_sizes)(a, size_a, _mm512_shuffle_i64x2(most, most, 0x50), bits),
+                                    FN(bfp_sizes)(b, size_b, _mm512_shuffle_i64x2(most, most, 0xfa), bits));
+    m = _mm512_permutexvar_epi64(order, m);
+    __mmask64 negative = _mm512_kunpackd(_mm512_movepi16_mask(b), _mm512_movepi16_mask(a));
+    negative = _mm512_mask_test_epi8_mask(negative, m, m);
+    m = _mm512_mask_add_epi8(m, negative, m, _mm512_set1_epi8((char)(1 << (bits - 1))));
+    if (bits == 8)
+        return m;
+    __m512i pairs = _mm512_maddubs_epi16(m, _mm512_set1_epi16(0x1001)); /* even + 16 * odd */
+    return _mm512_castsi256_si512(_mm512_cvtepi16_epi8(pairs));
 }
 
 TARGET static ALWAYS void FN(bf16_bfp)(const uint8_t *from, int64_t n, uint8_t *to, uint8_t *shared, int bits)
 {
-    const int64_t each = GROUP * bits / 8;
-    for (; n >= 2 * GROUP; n -= 2 * GROUP, from += 4 * GROUP, to += 2 * each, shared += 2)
-        FN(bfp_two)(_mm512_loadu_si512(from), bits, to, to + each, shared, shared + 1);
+    const int64_t four = 4 * GROUP;
+    for (; n >= four; n -= four, from += 2 * four, to += four * bits / 8, shared += 4) {
+        uint32_t exponents;
+        __m512i codes = FN(bfp_four)(_mm512_loadu_si512(from), _mm512_loadu_si512(from + four), bits, &exponents);
+        put32(shared, exponents);
+        if (bits == 8)
+            _mm512_storeu_si512(to, codes);
+        else
+            _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(codes));
+    }
     if (n > 0)
         bf16_bfp_avx2(from, n, to, shared, bits);
 }
@@ -119,27 +138,67 @@ TARGET static ALWAYS __m256i FN(bfp_load)(const struct move *m, int64_t k, const
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
 }
 
+#ifdef WITH_AVX512
+/* Two runs that follow each other in the source, or any. */
+TARGET static ALWAYS __m512i FN(bfp_load2)(const struct move *m, int64_t k, const uint8_t *from, int woven, int paired)
+{
+    if (!paired)
+        return _mm512_inserti64x4(_mm512_castsi256_si512(FN(bfp_load)(m, k, from, woven)), FN(bfp_load)(m, k + 1, from, woven), 1);
+    from += m->src_at[k];
+    if (!woven)
+        return _mm512_loadu_si512(from);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)from);
+    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + m->b_at[1]));
+    return _mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
+}
+
+TARGET static ALWAYS void FN(bfp_fours)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
+                                        int woven, int paired)
+{
+    const int64_t each = GROUP * bits / 8;
+    for (int64_t k = 0; k + 4 <= m->runs; k += 4) {
+        uint32_t exponents;
+        __m512i codes = FN(bfp_four)(FN(bfp_load2)(m, k, from, woven, paired), FN(bfp_load2)(m, k + 2, from, woven, paired), bits,
+                                     &exponents);
+        int64_t at[4];
+        for (int i = 0; i < 4; i++) {
+            at[i] = (int64_t)((uint64_t)m->dst_at[k + i] / (2 * GROUP));
+            shared[at[i]] = (uint8_t)(exponents >> 8 * i);
+        }
+        __m128i low = _mm512_castsi512_si128(codes), next = _mm512_extracti64x2_epi64(codes, 1);
+        if (bits == 8) {
+            _mm_storeu_si128((__m128i *)(void *)(to + at[0] * each), low);
+            _mm_storeu_si128((__m128i *)(void *)(to + at[1] * each), next);
+            _mm_storeu_si128((__m128i *)(void *)(to + at[2] * each), _mm512_extracti64x2_epi64(codes, 2));
+            _mm_storeu_si128((__m128i *)(void *)(to + at[3] * each), _mm512_extracti64x2_epi64(codes, 3));
+        } else {
+            _mm_storel_epi64((__m128i *)(void *)(to + at[0] * each), low);
+            _mm_storeh_pd((double *)(void *)(to + at[1] * each), _mm_castsi128_pd(low));
+            _mm_storel_epi64((__m128i *)(void *)(to + at[2] * each), next);
+            _mm_storeh_pd((double *)(void *)(to + at[3] * each), _mm_castsi128_pd(next));
+        }
+    }
+}
+#endif
+
 TARGET static ALWAYS void FN(bfp_runs)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
                                        int woven)
 {
     int64_t k = 0;
 #ifdef WITH_AVX512
-    for (; k + 2 <= m->runs; k += 2) {
-        __m256i a = FN(bfp_load)(m, k, from, woven), b = FN(bfp_load)(m, k + 1, from, woven);
-        int64_t i = m->dst_at[k] / (2 * GROUP), j = m->dst_at[k + 1] / (2 * GROUP);
-        FN(bfp_two)(_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), bits, to + i * (GROUP * bits / 8),
-                    to + j * (GROUP * bits / 8), shared + i, shared + j);
-    }
-    if (k < m->runs) {
-        int64_t i = m->dst_at[k] / (2 * GROUP);
-        bfp_put_avx2(bfp_codes_avx2(FN(bfp_load)(m, k, from, woven), bits, shared + i), bits, to + i * (GROUP * bits / 8));
-    }
-#else
+    if (m->paired)
+        FN(bfp_fours)(m, from, to, shared, bits, woven, 1);
+    else
+        FN(bfp_fours)(m, from, to, shared, bits, woven, 0);
+    k = m->runs / 4 * 4;
+#endif
     for (; k < m->runs; k++) {
         int64_t i = m->dst_at[k] / (2 * GROUP);
-        FN(bfp_put)(FN(bfp_codes)(FN(bfp_load)(m, k, from, woven), bits, shared + i), bits, to + i * (GROUP * bits / 8));
+        __m128i codes = bfp_codes_avx2(FN(bfp_load)(m, k, from, woven), bits, shared + i);
+        bfp_put_avx2(codes, bits, to + i * (GROUP * bits / 8));
     }
-#endif
 }
 
 #define FUSED(NAME, BITS, WOVEN)                                                                                  \
@@ -154,62 +213,115 @@ FUSED(weave_bfp4, 4, 1)
 #undef FUSED
 
 #ifdef WITH_AVX512
-/* The other way, two groups to a register.  A magnitude becomes the bf16 of a whole number by a table in registers, and the
- * group's scale is added to its exponent's field; where the result may be denormal the long way is taken. */
-TARGET static ALWAYS __m512i FN(bfp_value)(__m512i code, int bits, const uint8_t *shared, const __m512i *table)
+/* The other way, two groups to a register.  A magnitude becomes a float as a whole number, of which the upper half is the
+ * bf16, and the group's scale is added to its exponent's field; a code of four bits becomes one by a table.  Where a result
+ * may be denormal or infinite the long way is taken. */
+TARGET static ALWAYS __m512i FN(bfp_value)(const uint8_t *from, int bits, __m512i scale)
 {
-    const int keep = bits - 1;
-    __m512i m = _mm512_and_si512(code, _mm512_set1_epi16((short)((1 << keep) - 1)));
-    __m512i v;
+    __m512i code, v;
+    __mmask32 some;
     if (bits == 8) {
-        v = _mm512_permutex2var_epi16(table[0], m, table[1]);
-        v = _mm512_mask_mov_epi16(v, _mm512_test_epi16_mask(m, _mm512_set1_epi16(64)),
-                                  _mm512_permutex2var_epi16(table[2], m, table[3]));
-    } else {
-        v = _mm512_permutexvar_epi16(m, table[0]);
+        code = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)from));
+        __m512i m = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
+        some = _mm512_test_epi16_mask(m, m);
+        v = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_and_si512(m, _mm512_set1_epi32(0xffff))));
+        v = _mm512_mask_mov_epi16(_mm512_srli_epi32(v, 16), 0xaaaaaaaau,
+                                  _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srli_epi32(m, 16))));
+        v = _mm512_mask_add_epi16(v, some, v, scale);
+        return _mm512_ternarylogic_epi64(_mm512_slli_epi16(code, 8), _mm512_set1_epi16((short)0x8000), v, 0xea);
     }
-    __m512i scale = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_set1_epi16((short)((shared[0] - 126 - keep) * 128))),
-                                       _mm256_set1_epi16((short)((shared[1] - 126 - keep) * 128)), 1);
-    v = _mm512_mask_add_epi16(v, _mm512_test_epi16_mask(m, m), v, scale);
-    v = _mm512_min_epu16(v, _mm512_set1_epi16(0x7f80));
-    __m512i sign = _mm512_slli_epi16(_mm512_srli_epi16(code, keep), 15);
-    return _mm512_or_si512(v, sign);
+    const __m512i table = _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                                                   (short)0x8000, (short)0xbf80, (short)0xc000, (short)0xc040,
+                                                                   (short)0xc080, (short)0xc0a0, (short)0xc0c0, (short)0xc0e0));
+    code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
+    code = _mm512_and_si512(_mm512_or_si512(code, _mm512_slli_epi32(code, 12)), _mm512_set1_epi16(15));
+    some = _mm512_test_epi16_mask(code, _mm512_set1_epi16(7));
+    v = _mm512_permutexvar_epi16(code, table);
+    return _mm512_mask_add_epi16(v, some, v, scale);
 }
 
-TARGET static ALWAYS void FN(bfp_bf16)(const uint8_t *from, const uint8_t *shared, int64_t n, uint8_t *to, int bits)
+/* Where the values of a group go, or of two that follow each other. */
+enum { IN_ORDER, IN_RUNS, APART };
+
+TARGET static ALWAYS void FN(bfp_store)(__m512i v, const struct move *m, int64_t k, uint8_t *to, int how)
 {
-    const int keep = bits - 1, two = 2 * GROUP;
-    __m512i table[4];
-    for (int k = 0; k < 4; k++)
-        table[k] = _mm512_loadu_si512(&whole_bf16[32 * k]);
-    for (; n >= two; n -= two, from += two * bits / 8, to += 2 * two, shared += 2) {
-        if (shared[0] < keep || shared[1] < keep) {
-            (bits == 8 ? bfp8_bf16_avx2 : bfp4_bf16_avx2)(from, shared, two, to, NULL);
+    const __m512i halves = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 30, 28, 26, 24, 22, 20, 18, 16, 15, 13, 11, 9, 7, 5,
+                                            3, 1, 14, 12, 10, 8, 6, 4, 2, 0);
+    if (how == IN_ORDER) {
+        _mm512_storeu_si512(to + k * 2 * GROUP, v);
+    } else if (how == IN_RUNS) {
+        _mm256_storeu_si256((__m256i *)(void *)(to + m->dst_at[k]), _mm512_castsi512_si256(v));
+        _mm256_storeu_si256((__m256i *)(void *)(to + m->dst_at[k + 1]), _mm512_extracti64x4_epi64(v, 1));
+    } else {
+        v = _mm512_permutexvar_epi16(halves, v);
+        uint8_t *t = to + m->dst_at[k], *u = to + m->dst_at[k + 1];
+        _mm_storeu_si128((__m128i *)(void *)t, _mm512_castsi512_si128(v));
+        _mm_storeu_si128((__m128i *)(void *)(t + m->a_at[1]), _mm512_extracti64x2_epi64(v, 1));
+        _mm_storeu_si128((__m128i *)(void *)u, _mm512_extracti64x2_epi64(v, 2));
+        _mm_storeu_si128((__m128i *)(void *)(u + m->a_at[1]), _mm512_extracti64x2_epi64(v, 3));
+    }
+}
+
+/* Up to 16 groups, some of which have denormal or infinite values, or zeros, whose exponent is 0.  Not part of the function
+ * below, which would not keep its constants in registers. */
+TARGET static __attribute__((noinline)) void FN(bfp_bf16_rare)(const uint8_t *from, const uint8_t *shared, int groups,
+                                                               const struct move *m, int64_t first, uint8_t *to, int bits,
+                                                               int how)
+{
+    const int each = GROUP * bits / 8;
+    uint8_t plain[4 * GROUP];
+    for (int k = 0; k < groups; k += 2) {
+        int n = k + 2 <= groups ? 2 * GROUP : GROUP;
+        (bits == 8 ? bfp8_bf16_avx2 : bfp4_bf16_avx2)(from + k * each, shared + k, n, plain, NULL);
+        if (n == GROUP)
+            memcpy(to + (first + k) * 2 * GROUP, plain, 2 * GROUP);
+        else
+            FN(bfp_store)(_mm512_loadu_si512(plain), m, first + k, to, how);
+    }
+}
+
+/* `groups` of them, an even number unless they go in order. */
+TARGET static ALWAYS void FN(bfp_bf16)(const uint8_t *from, const uint8_t *shared, int64_t groups, const struct move *m,
+                                       uint8_t *to, int bits, int how)
+{
+    const int keep = bits - 1, each = GROUP * bits / 8;
+    for (int64_t g = 0; g < groups; g += 16) {
+        int some = groups - g < 16 ? (int)(groups - g) : 16;
+        uint32_t scale[16];
+        __mmask16 there = (__mmask16)((1u << some) - 1);
+        __m512i e = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, shared + g));
+        __mmask16 usual = _mm512_cmplt_epu32_mask(_mm512_sub_epi32(e, _mm512_set1_epi32(keep)), _mm512_set1_epi32(255 - keep));
+        if (usual != there || some % 2) {
+            FN(bfp_bf16_rare)(from + g * each, shared + g, some, m, g, to, bits, how);
             continue;
         }
-        __m512i code;
-        if (bits == 8) {
-            code = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)from));
-        } else {
-            __m512i pair = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
-            code = _mm512_or_si512(_mm512_and_si512(pair, _mm512_set1_epi32(15)),
-                                   _mm512_slli_epi32(_mm512_srli_epi32(pair, 4), 16));
+        e = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(126 + keep)), 7);
+        _mm512_storeu_si512(scale, _mm512_mask_mov_epi16(e, 0xaaaaaaaau, _mm512_slli_epi32(e, 16)));
+        for (int k = 0; k < some; k += 2) {
+            __m512i two = _mm512_mask_set1_epi32(_mm512_set1_epi32((int)scale[k]), 0xff00, (int)scale[k + 1]);
+            FN(bfp_store)(FN(bfp_value)(from + (g + k) * each, bits, two), m, g + k, to, how);
         }
-        _mm512_storeu_si512(to, FN(bfp_value)(code, bits, shared, table));
     }
-    if (n > 0)
-        (bits == 8 ? bfp8_bf16_avx2 : bfp4_bf16_avx2)(from, shared, n, to, NULL);
 }
 
-TARGET static void FN(bfp8_bf16)(const uint8_t *from, const uint8_t *fs, int64_t n, uint8_t *to, uint8_t *ts)
-{
-    (void)ts;
-    FN(bfp_bf16)(from, fs, n, to, 8);
-}
-
-TARGET static void FN(bfp4_bf16)(const uint8_t *from, const uint8_t *fs, int64_t n, uint8_t *to, uint8_t *ts)
-{
-    (void)ts;
-    FN(bfp_bf16)(from, fs, n, to, 4);
-}
+#define BFP_BF16(BITS)                                                                                            \
+    TARGET static void FN(bfp##BITS##_bf16)(const uint8_t *from, const uint8_t *fs, int64_t n, uint8_t *to,       \
+                                            uint8_t *ts)                                                          \
+    {                                                                                                             \
+        (void)ts;                                                                                                 \
+        FN(bfp_bf16)(from, fs, n / GROUP, NULL, to, BITS, IN_ORDER);                                              \
+    }                                                                                                             \
+    TARGET static void FN(bfp##BITS##_runs)(const struct move *m, const uint8_t *from, const uint8_t *fs,         \
+                                            uint8_t *to)                                                          \
+    {                                                                                                             \
+        FN(bfp_bf16)(from, fs, m->runs, m, to, BITS, IN_RUNS);                                                    \
+    }                                                                                                             \
+    TARGET static void FN(bfp##BITS##_apart)(const struct move *m, const uint8_t *from, const uint8_t *fs,        \
+                                             uint8_t *to)                                                         \
+    {                                                                                                             \
+        FN(bfp_bf16)(from, fs, m->runs, m, to, BITS, APART);                                                      \
+    }
+BFP_BF16(8)
+BFP_BF16(4)
+#undef BFP_BF16
 #endif

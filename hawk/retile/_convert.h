@@ -272,22 +272,37 @@ WRITE_MX(mxe2m1, 4, 2, 2, 1, 7u, 7u, (7u | v >> 31 << 3))
 
 TWO(bf16_fp32, u16, u32, v << 16)
 TWO(fp32_bf16, u32, u16, to_bf16(v))
+TWO(int8_bf16, uint8_t, u16, from_int8(v) >> 16) /* exact, as the two below are */
+#ifndef WITH_AVX512
 TWO(fp16_bf16, u16, u16, to_bf16(from_fp16(v)))
 TWO(bf16_fp16, u16, u16, to_fp16(v << 16))
 TWO(bf16_e4m3, u16, uint8_t, to_e4m3(v << 16))
 TWO(bf16_e5m2, u16, uint8_t, to_e5m2(v << 16))
 TWO(bf16_int8, u16, uint8_t, to_int8(v << 16))
-TWO(e4m3_bf16, uint8_t, u16, from_e4m3(v) >> 16) /* exact */
+TWO(e4m3_bf16, uint8_t, u16, from_e4m3(v) >> 16)
 TWO(e5m2_bf16, uint8_t, u16, from_e5m2(v) >> 16)
-TWO(int8_bf16, uint8_t, u16, from_int8(v) >> 16)
+#endif
 #undef TWO
+
+#ifdef WITH_AVX512
+#include "_lanes.h"
+#include "_lanes_mx.h"
+#include "_bfp_wide.h"
+#endif
 
 /* What a nest needs of these. */
 static const struct converters FN(converters) = {
+#ifdef WITH_AVX512
+    .read = {FN(read_bf16), FN(wide_fp16), FN(read_fp32), FN(wide_e4m3), FN(wide_e5m2), FN(read_int8), FN(read_bfp8),
+             FN(read_bfp4), FN(read_mxe4m3), FN(read_mxe5m2), FN(read_mxe2m1)},
+    .write = {FN(write_bf16), FN(wide_to_fp16), FN(write_fp32), FN(wide_to_e4m3), FN(wide_to_e5m2), FN(wide_to_int8),
+              FN(wide_to_bfp8), FN(wide_to_bfp4), FN(fp32_mxe4m3), FN(fp32_mxe5m2), FN(fp32_mxe2m1)},
+#else
     .read = {FN(read_bf16), FN(read_fp16), FN(read_fp32), FN(read_e4m3), FN(read_e5m2), FN(read_int8), FN(read_bfp8),
              FN(read_bfp4), FN(read_mxe4m3), FN(read_mxe5m2), FN(read_mxe2m1)},
     .write = {FN(write_bf16), FN(write_fp16), FN(write_fp32), FN(write_e4m3), FN(write_e5m2), FN(write_int8), FN(write_bfp8),
               FN(write_bfp4), FN(write_mxe4m3), FN(write_mxe5m2), FN(write_mxe2m1)},
+#endif
     .direct = {[BF16][FP32] = FN(bf16_fp32), [FP32][BF16] = FN(fp32_bf16), [FP16][BF16] = FN(fp16_bf16),
                [BF16][FP16] = FN(bf16_fp16), [BF16][E4M3] = FN(bf16_e4m3), [BF16][E5M2] = FN(bf16_e5m2),
                [BF16][INT8] = FN(bf16_int8), [E4M3][BF16] = FN(e4m3_bf16), [E5M2][BF16] = FN(e5m2_bf16),
@@ -295,9 +310,17 @@ static const struct converters FN(converters) = {
 #ifdef BFP_WRITERS
                [BF16][BFP8] = FN(bf16_bfp8), [BF16][BFP4] = FN(bf16_bfp4),
 #endif
+#ifdef WITH_AVX512
+               [MXE4M3][BF16] = FN(mxe4m3_bf16), [MXE5M2][BF16] = FN(mxe5m2_bf16), [MXE2M1][BF16] = FN(mxe2m1_bf16),
+               [BF16][MXE4M3] = FN(bf16_mxe4m3), [BF16][MXE5M2] = FN(bf16_mxe5m2), [BF16][MXE2M1] = FN(bf16_mxe2m1),
+               [FP16][BFP8] = FN(fp16_bfp8), [FP16][BFP4] = FN(fp16_bfp4),
+#endif
     },
 #ifdef BFP_WRITERS
     .fused = {{FN(runs_bfp8), FN(runs_bfp4)}, {FN(weave_bfp8), FN(weave_bfp4)}},
+#endif
+#ifdef WITH_AVX512
+    .parted = {{FN(bfp8_runs), FN(bfp4_runs)}, {FN(bfp8_apart), FN(bfp4_apart)}},
 #endif
     .multiply = FN(multiply),
     .divide = FN(divide),

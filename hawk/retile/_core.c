@@ -291,7 +291,6 @@ static int start(PyObject *module)
 {
     (void)module;
     level_of = detect();
-    make_table();
     return 0;
 }
 

@@ -18,6 +18,7 @@ struct move {
     int64_t runs, na, nb, bytes; /* bytes of a contiguous run */
     int64_t from_step, to_step;  /* elements, of a strided mover */
     int far;                     /* whether lines are to be asked for ahead of their use: nobody else does */
+    int paired;                  /* whether runs 2k and 2k + 1 follow each other in the source */
     int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
 };
 
@@ -26,13 +27,15 @@ typedef void (*reader)(const uint8_t *from, const uint8_t *shared, int64_t n, u3
 typedef void (*writer)(const u32 *restrict x, int64_t n, uint8_t *to, uint8_t *shared);
 typedef void (*pair)(const uint8_t *from, const uint8_t *from_shared, int64_t n, uint8_t *to, uint8_t *to_shared);
 typedef void (*fusion)(const struct move *, const uint8_t *from, uint8_t *to, uint8_t *shared);
+typedef void (*fission)(const struct move *, const uint8_t *codes, const uint8_t *shared, uint8_t *to);
 typedef void (*scaler)(u32 *restrict x, int64_t n, float by);
 
 struct converters {
     reader read[CODECS];
     writer write[CODECS];
     pair direct[CODECS][CODECS];
-    fusion fused[2][2]; /* of bf16, in runs of a group or woven ones, into BFP8 and BFP4 */
+    fusion fused[2][2];   /* of bf16, in runs of a group or woven ones, into BFP8 and BFP4 */
+    fission parted[2][2]; /* of BFP8 and BFP4 into bf16, in runs of a group or halves of it */
     scaler multiply, divide;
 };
 
@@ -40,15 +43,6 @@ struct converters {
 struct movers {
     mover runs, strided[3], gather[3], transpose[3], weave[2][3], unweave[2][3];
 };
-
-/* The bf16 of whole numbers, exact. */
-static uint16_t whole_bf16[128];
-
-static void make_table(void)
-{
-    for (int m = 0; m < 128; m++)
-        whole_bf16[m] = (uint16_t)(bits_of((float)m) >> 16);
-}
 
 #define FN(name) name##_baseline
 #define TARGET
@@ -115,13 +109,28 @@ static const struct movers *movers(void) { return PICK(&movers); }
 struct conversion {
     int from, to;
     float from_factor, to_factor;
-    pair direct;
+    pair direct, first, second; /* first and second: by way of bf16 */
 };
+
+/* Whether a conversion by way of bf16 rounds once: bf16 holds what is read exactly, and of blocks under a scale, which may hold
+ * less than its denormals, all that `to` tells apart. */
+static int through_bf16(int from, int to)
+{
+    return from >= E4M3 && from != to && !(from >= MXE4M3 && (to >= MXE4M3 || to == FP32)) && !(from == INT8 && to == FP32);
+}
 
 static struct conversion conversion(int from, int to, float from_factor, float to_factor)
 {
-    pair direct = from_factor == 1 && to_factor == 1 ? converters()->direct[from][to] : NULL;
-    return (struct conversion){from, to, from_factor, to_factor, direct};
+    struct conversion c = {from, to, from_factor, to_factor, NULL, NULL, NULL};
+    const struct converters *use = converters();
+    if (from_factor == 1 && to_factor == 1) {
+        c.direct = use->direct[from][to];
+        if (through_bf16(from, to) && use->direct[BF16][to]) {
+            c.first = use->direct[from][BF16];
+            c.second = use->direct[BF16][to];
+        }
+    }
+    return c;
 }
 
 /* `n` contiguous elements, whole groups of either side. */
@@ -136,6 +145,12 @@ static void convert(const struct conversion *c, const uint8_t *from, const uint8
     uint32_t x[CHUNK];
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
+        if (c->first) {
+            uint8_t *mid = (uint8_t *)(void *)x;
+            c->first(from + i * BITS[c->from] / 8, from_shared + i / group_of(c->from), some, mid, NULL);
+            c->second(mid, NULL, some, to + i * BITS[c->to] / 8, to_shared + i / group_of(c->to));
+            continue;
+        }
         use->read[c->from](from + i * BITS[c->from] / 8, from_shared + i / group_of(c->from), some, x);
         if (c->from_factor != 1)
             use->multiply(x, some, c->from_factor);

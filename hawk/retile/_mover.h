@@ -94,6 +94,14 @@ static void by_source(struct move *m)
         m->src_at[m->runs + k] = m->src_at[m->runs - 1];
 }
 
+/* Whether every other run goes on where the one before it ends, `bytes` on. */
+static void pair_runs(struct move *m, int64_t bytes)
+{
+    m->paired = 1;
+    for (int64_t k = 0; k + 1 < m->runs; k += 2)
+        m->paired &= m->src_at[k + 1] == m->src_at[k] + bytes;
+}
+
 /* How `loops`, elements of `width` bytes in the target's order, become a dense scratch; 0 where a table is too short for
  * them. */
 static int plan_move(struct move *m, const struct loop *loops, int n, int width)

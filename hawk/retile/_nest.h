@@ -34,7 +34,8 @@ struct nest {
     int64_t unit;                                     /* elements of one token that are contiguous in the target */
     int unit_level;
     struct move move, put; /* put: the image into the target */
-    fusion fused; /* moves and converts at once, or NULL */
+    fusion fused;   /* moves and converts at once, or NULL */
+    fission parted; /* decodes and moves at once, or NULL */
     struct conversion decode, encode, edge; /* edge: of a piece's part, element by element */
     struct work work;
     struct room *room;
@@ -115,6 +116,21 @@ static int plan_decode(struct nest *t, struct loop *within)
     return t->stretches > 0;
 }
 
+/* Groups of two halves of their elements, or whole, that are put in order while they are decoded. */
+static fission plan_parted(struct nest *t)
+{
+    struct move *m = &t->move;
+    const int codec = t->work.src_codec, apart = m->run == movers()->unweave[0][1] && m->nb == GROUP / 2;
+    if (t->stretches != 1 || t->mid != BF16 || (codec != BFP8 && codec != BFP4) || m->runs % 2 ||
+        !(apart || (m->run == movers()->runs && m->bytes == 2 * GROUP)))
+        return NULL;
+    by_source(m);
+    for (int64_t k = 0; k < m->runs; k++)
+        if (m->src_at[k] != k * 2 * GROUP)
+            return NULL;
+    return converters()->parted[apart][codec - BFP8];
+}
+
 /* What is done with the box that the loops `in` are; 0 where tables do not hold it. */
 static int plan_box(struct nest *t)
 {
@@ -178,7 +194,7 @@ static int plan_box(struct nest *t)
             t->kind = SLOW;
             return 1;
         }
-        t->mid = size == 1 ? w->dst_codec : FP32;
+        t->mid = size == 1 ? w->dst_codec : through_bf16(w->src_codec, w->dst_codec) ? BF16 : FP32;
         t->decode = conversion(w->src_codec, t->mid, 1, size == 1 ? w->dst_factor : 1);
     }
     int done = w->same && size == 1;
@@ -191,9 +207,13 @@ static int plan_box(struct nest *t)
     t->moves = t->move.runs > 1 || t->move.run != movers()->runs;
     const int woven = t->move.run == movers()->weave[0][1];
     t->fused = NULL;
-    if (w->src_codec == BF16 && (w->dst_codec == BFP8 || w->dst_codec == BFP4) &&
+    if (t->mid == BF16 && (w->dst_codec == BFP8 || w->dst_codec == BFP4) &&
         (woven ? t->move.na == GROUP / 2 : t->move.run == movers()->runs && t->move.bytes == 2 * GROUP))
         t->fused = converters()->fused[woven][w->dst_codec - BFP8];
+    if (t->fused)
+        by_source(&t->move);
+    t->parted = group_src > 1 && !t->fused ? plan_parted(t) : NULL;
+    pair_runs(&t->move, woven ? GROUP : 2 * GROUP);
     return 1;
 }
 

@@ -76,7 +76,11 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
     uint8_t *codes = straight ? w->dst + w->dst_header + d * bits / 8 : room->image;
     uint8_t *shared = straight && size > 1 ? w->dst + d / size : room->shared;
     const uint8_t *now = w->src + s * width;
-    if (src_size > 1) {
+    if (t->parted) {
+        uint8_t *to = t->converts ? room->moved : codes;
+        t->parted(&t->move, w->src + w->src_header + s * src_bits / 8, w->src + s / src_size, to);
+        now = to;
+    } else if (src_size > 1) {
         uint8_t *to = t->moves || t->converts ? room->decoded : codes;
         for (int64_t k = 0; k < t->stretches; k++) {
             int64_t from = s + t->stretch_at[k];
@@ -96,7 +100,9 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
         }
     } else {
         /* A box that lies in the page as it is still has to come into the image. */
-        if (t->moves || (src_size == 1 && !t->converts)) {
+        if (t->parted)
+            ;
+        else if (t->moves || (src_size == 1 && !t->converts)) {
             uint8_t *to = t->converts ? room->moved : codes;
             t->move.run(&t->move, now, to);
             now = to;
