@@ -2,8 +2,8 @@
 
     python -m tests.end_to_end.record > tests/data/protocol-N.json
 
-Run once for each protocol version, before the next one begins.  `test_protocol.py` replays the recordings, so that
-an agent of version N + 1 is held to what one of version N really says.
+Run once for each protocol version.  `test_protocol.py` replays the recordings, so that an agent of version N + 1 is
+held to what one of version N really says, and a later one of version N too.
 """
 
 from __future__ import annotations
@@ -148,6 +148,15 @@ async def _story(hp: Client, hd: Client, seen: Recorder) -> None:
             break
     await job.abort()
     await stuck.withdraw()
+    halves = []
+    for layer in range(SOURCE.layers):
+        half = hawk.KVCache.alloc(SOURCE.shard(layers=range(layer, layer + 1)))
+        fill(half)
+        halves.append(await hp.register(half))
+    parts = [await hp.offer("parts", half, [0, 1], tokens=TOKENS) for half in halves]
+    await hd.fetch(parts, into=device, blocks=BLOCKS, timeout="30s")
+    for part in parts:
+        await part.ended()
     with contextlib.suppress(HawkError):  # answered by `Failed`, which is wanted here
         await hp.offer("none", cache, [9], tokens=TOKENS)
     await hp.status()

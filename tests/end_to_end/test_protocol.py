@@ -1,4 +1,4 @@
-"""Rolling upgrade: peers that speak the version before, played from what that version was recorded to say."""
+"""Rolling upgrade: peers of the version before, and of this, played from what they were recorded to say."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from hawk.transports.tcp import TcpTransport
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients
 from tests.end_to_end.record import BLOCKS, CHUNK, SOURCE, TARGET, TOKENS, fill, record
-from tests.recorded import Frame, job_of, lacks, recorded
+from tests.recorded import Frame, job_of, lacks, recorded, versions
 
 OLD = PROTOCOL_VERSION - 1
+SPOKEN = [version for version in versions() if version >= OLD]
 UNRECORDED = {"refused"}
 """Said only to a peer whose key is filed under another name, and the recorder's agents have no keys."""
 JOBS = {"jobs": {"chunk": CHUNK, "lease": "5s"}}
@@ -40,12 +41,13 @@ async def test_the_recorder_meets_every_type_that_this_version_has() -> None:
 
 
 class OldPeer:
-    """A program of version OLD: what it says is recorded, and it reads nothing that it does not know."""
+    """A program of some version: what it says is recorded, and it reads nothing that it does not know."""
 
-    def __init__(self, sock: zmq.asyncio.Socket, side: str) -> None:
+    def __init__(self, sock: zmq.asyncio.Socket, side: str, version: int) -> None:
         self.sock = sock
         self.side = side
-        self.frames = recorded(OLD)["peer"]
+        self.version = version
+        self.frames = recorded(version)["peer"]
         self.generation = new_generation()
         self.other = 0
         self.identity: list[bytes] = []
@@ -58,8 +60,8 @@ class OldPeer:
     async def say(self, frame: Frame, **changed: Any) -> None:
         """Sends a recorded frame, with what this run and not the recorded one decides put in."""
         assert frame.sender == self.side
-        recorded_as = decode_header(frame.header, OLD)
-        header = encode_header(Header(OLD, recorded_as.kind, self.generation, self.other))
+        recorded_as = decode_header(frame.header, self.version)
+        header = encode_header(Header(self.version, recorded_as.kind, self.generation, self.other))
         body = frame.with_fields(**changed) if changed else frame.body
         await self.sock.send_multipart([*self.identity, header, body])
 
@@ -69,17 +71,17 @@ class OldPeer:
             while True:
                 *identity, header, body = await self.sock.recv_multipart()
                 self.identity = identity
-                if header[4] != OLD:
+                if header[4] != self.version:
                     self.refused += 1
                     if header[5] != Kind.VERSION and identity:
                         version = self.first("VERSION")
                         await self.sock.send_multipart([*identity, version.header, version.body])
                     continue
-                told = decode_header(header, OLD)
+                told = decode_header(header, self.version)
                 assert told.to_generation in (0, self.generation)
                 self.other = told.from_generation
                 if told.kind is Kind.PING:
-                    pong = encode_header(Header(OLD, Kind.PONG, self.generation, self.other))
+                    pong = encode_header(Header(self.version, Kind.PONG, self.generation, self.other))
                     await self.sock.send_multipart([*identity, pong, body])
                 elif told.kind is Kind.MESSAGE:
                     message: dict[str, Any] = msgspec.msgpack.decode(body)
@@ -124,11 +126,12 @@ def secured(sock: zmq.asyncio.Socket, site: Site, name: str, server: str = "") -
     return sock
 
 
-async def test_an_old_decode_side_fetches_from_this_version(site: Site, make: Make) -> None:
+@pytest.mark.parametrize("version", SPOKEN)
+async def test_an_old_decode_side_fetches_from_this_version(site: Site, make: Make, version: int) -> None:
     prefill = site.start("p0", {**JOBS, "transport": {"prefer": ["tcp"]}}, role="prefill")
     sock = secured(make(zmq.DEALER), site, "d0", "p0")
     sock.connect(prefill.control)
-    old = OldPeer(sock, "D")
+    old = OldPeer(sock, "D", version)
     script = [f for f in job_of(old.frames, 0) if f.sender == "D"]
     told = {f.fields["chunk"]: f for f in job_of(old.frames, 0) if f.type == "prepared"}
     transport = TcpTransport()
@@ -197,10 +200,11 @@ async def _serve(old: OldPeer, transport: TcpTransport) -> list[str]:
                 return heard
 
 
-async def test_this_version_fetches_from_an_old_prefill_side(site: Site, make: Make) -> None:
+@pytest.mark.parametrize("version", SPOKEN)
+async def test_this_version_fetches_from_an_old_prefill_side(site: Site, make: Make, version: int) -> None:
     sock = secured(make(zmq.ROUTER), site, "p0")
     sock.bind("tcp://127.0.0.1:0")
-    old = OldPeer(sock, "P")
+    old = OldPeer(sock, "P", version)
     address = sock.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
     decode: AgentProcess = site.start(
         "d0",
@@ -230,8 +234,8 @@ async def test_this_version_fetches_from_an_old_prefill_side(site: Site, make: M
             assert heard.count("consumed") == 2
     finally:
         await transport.close()
-    # It began with its own version, and went down to ours.
-    assert old.refused >= 1
+    # It began with its own version, and went down to the old one's.
+    assert (old.refused >= 1) == (version < PROTOCOL_VERSION)
 
 
 async def test_a_client_and_an_agent_of_neighbouring_versions(
