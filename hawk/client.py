@@ -44,7 +44,7 @@ from hawk.control.messages import (
 )
 from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.handles import PARTS_SINCE, Cache, DeviceCache, Fetch, OfferHandle
-from hawk.memory import shared
+from hawk.memory.mapping import find
 from hawk.memory.received import map_received
 from hawk.operator import Operator
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from hawk.agent import Agent
+    from hawk.memory.shared import SharedBuffer
 
 __all__ = ["CALL_TIMEOUT", "Client", "block_table", "connect"]
 
@@ -83,7 +84,7 @@ class Client(Operator):
         here = _embedded_agent(self._generation)
         for i, buffer in enumerate(cache.buffers):
             address = int(buffer.ctypes.data)
-            found = shared.find(address, buffer.nbytes)
+            found = find(address, buffer.nbytes)
             if found is None:
                 if not here:
                     raise RegistrationFailed(
@@ -114,7 +115,7 @@ class Client(Operator):
         text(memory, "memory", 128, shortest=1)
         assert self._link is not None
         answer = await self.call(Allocate(id=0, cache=spec.descr(), memory=memory), Allocated)
-        buffers: list[shared.SharedBuffer] = []
+        buffers: list[SharedBuffer] = []
         try:
             for tag in answer.tags:
                 name = f"{memory}/channel{len(buffers)}"

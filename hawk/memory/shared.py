@@ -8,21 +8,20 @@ a typed error, and not later as a SIGBUS in the middle of a copy.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import socket
 import stat
-import weakref
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hawk.errors import BadFrame, HawkMemoryError, InvalidArgument, OutOfMemory, RegistrationFailed
 from hawk.memory.available import available_memory
+from hawk.memory.mapping import MADV_POPULATE_READ, MADV_POPULATE_WRITE, Mapping
 from hawk.memory.region import Region
 from hawk.units import approximate_size
 
@@ -38,68 +37,12 @@ HEADROOM = 32 << 20
 MAX_FDS = 64
 """Descriptors that one message may carry; the kernel's own bound is 253."""
 
-# Linux numbers that Python 3.11 has no names for (include/uapi/linux/memfd.h, mman-common.h).
 _MFD_NOEXEC_SEAL = 0x0008
-_MADV_POPULATE_READ = 22
-_MADV_POPULATE_WRITE = 23
+"""A Linux number that Python 3.11 has no name for (include/uapi/linux/memfd.h)."""
 
 _FD_BYTES = array("i").itemsize
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LACK = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
-
-# ctypes instead of the mmap module: that one keeps a second descriptor open for as long as the mapping lives,
-# refuses to close while a numpy view exists, and holds the GIL while madvise fills gigabytes.
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,
-)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-class _Mapping:
-    """One shared mapping of a descriptor; unmapped when the last array over it is gone."""
-
-    __slots__ = ("__weakref__", "_munmap", "address", "nbytes", "writable")
-
-    def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
-        self.address = 0
-        self._munmap = _libc.munmap  # module globals may be gone when __del__ runs at exit
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, fd, 0)
-        if address == _MAP_FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        self.address = int(address)
-        self.nbytes = nbytes
-        self.writable = writable
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        # numpy keeps the object that has this attribute as the base of the array and of all its views.
-        return {
-            "version": 3,
-            "shape": (self.nbytes,),
-            "typestr": "|u1",
-            "data": (self.address, not self.writable),
-        }
-
-    def advise(self, advice: int) -> int:
-        """Returns 0 or the errno."""
-        if _libc.madvise(self.address, self.nbytes, advice) == 0:
-            return 0
-        return ctypes.get_errno()
-
-    def __del__(self) -> None:
-        if self.address:
-            self._munmap(self.address, self.nbytes)
 
 
 class SharedBuffer:
@@ -111,15 +54,16 @@ class SharedBuffer:
     `close` closes the descriptor at once and drops this object's hold on the mapping.  Arrays that the caller
     still has stay valid: the pages are unmapped when the last of them is gone, so closing early can neither
     crash nor leak.  Another process that mapped the descriptor keeps its own mapping in the same way.
+
+    A buffer that is not closed but forgotten lives on in its arrays, descriptor included: they can be registered.
     """
 
-    def __init__(self, fd: int, mapping: _Mapping, name: str) -> None:
+    def __init__(self, fd: int, mapping: Mapping, name: str) -> None:
         self.name = name
         self.nbytes = mapping.nbytes
-        self._fd = fd
+        self._mapping: Mapping | None = mapping
         self._array: U8 | None = np.asarray(mapping)
-        self._address = mapping.address
-        _open[self._address] = self
+        mapping.keep(fd)
 
     @property
     def array(self) -> U8:
@@ -131,14 +75,14 @@ class SharedBuffer:
     @property
     def fd(self) -> int:
         """The memfd.  Raises `InvalidArgument` once closed."""
-        if self._fd < 0:
+        if self._mapping is None:
             raise InvalidArgument("the shared buffer is closed", field=self.name)
-        return self._fd
+        return self._mapping.fd
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._fd < 0
+        return self._mapping is None
 
     def region(self, name: str | None = None) -> Region:
         """The whole buffer as a `Region`; it stays readable while it is held, closed buffer or not."""
@@ -146,13 +90,9 @@ class SharedBuffer:
 
     def close(self) -> None:
         """Closes the descriptor and lets go of the mapping.  Safe to call twice."""
-        # Before the pages can go: the next mapping may get the same address.
-        if _open.get(self._address) is self:
-            del _open[self._address]
-        self._array = None
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        mapping, self._mapping, self._array = self._mapping, None, None
+        if mapping is not None:
+            mapping.drop_fd()
 
     def __enter__(self) -> SharedBuffer:
         return self
@@ -162,33 +102,9 @@ class SharedBuffer:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
-
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"fd={self._fd}"
+        state = "closed" if self.closed else f"fd={self.fd}"
         return f"SharedBuffer({self.name!r}, nbytes={self.nbytes}, {state})"
-
-
-_open: weakref.WeakValueDictionary[int, SharedBuffer] = weakref.WeakValueDictionary()
-"""Every open buffer of this process by its address."""
-
-
-def find(address: int, nbytes: int) -> tuple[SharedBuffer, int] | None:
-    """The open buffer that holds these bytes, and their offset in it; None for any other memory.
-
-    This is how an array that a user made from `alloc`, sliced and viewed as he liked, is led back to the
-    descriptor that another process can map.
-    """
-    for ref in _open.valuerefs():
-        buffer = ref()
-        if buffer is None or buffer.closed:
-            continue
-        offset = address - buffer._address
-        if offset >= 0 and offset + nbytes <= buffer.nbytes:
-            return buffer, offset
-    return None
 
 
 def alloc(nbytes: int, *, name: str = "hawk", huge_pages: bool = False) -> SharedBuffer:
@@ -213,10 +129,10 @@ def alloc(nbytes: int, *, name: str = "hawk", huge_pages: bool = False) -> Share
         os.ftruncate(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        mapping = _Mapping(fd, nbytes, writable=True)
+        mapping = Mapping(fd, nbytes, writable=True)
         if huge_pages:
             mapping.advise(mmap.MADV_HUGEPAGE)  # a hint; kernels without it say EINVAL
-        problem = mapping.advise(_MADV_POPULATE_WRITE)
+        problem = mapping.advise(MADV_POPULATE_WRITE)
         if problem == errno.EINVAL:  # before Linux 5.14
             np.asarray(mapping)[:: mmap.PAGESIZE] = 0
         elif problem:
@@ -289,10 +205,10 @@ def map_fd(fd: int, nbytes: int, *, writable: bool = True, name: str = "mapped")
     try:
         _validate(own, nbytes, writable, name)
         try:
-            mapping = _Mapping(own, nbytes, writable)
+            mapping = Mapping(own, nbytes, writable)
         except OSError as e:
             raise _refused(name, "the descriptor cannot be mapped", got=e.strerror) from e
-        problem = mapping.advise(_MADV_POPULATE_WRITE if writable else _MADV_POPULATE_READ)
+        problem = mapping.advise(MADV_POPULATE_WRITE if writable else MADV_POPULATE_READ)
         if problem not in (0, errno.EINVAL):  # EINVAL: before Linux 5.14, where the first touch maps them
             raise _refused(name, "its pages cannot be mapped", got=os.strerror(problem))
     except BaseException:

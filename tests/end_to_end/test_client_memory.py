@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hawk
 from hawk.client import connect
 from hawk.errors import Aborted
 from tests.end_to_end import caches as c
@@ -76,3 +77,15 @@ async def test_a_client_that_left_leaves_no_memory(uncollected: Site, ending: st
         await unmapped(decode)
         source.close()
         target.close()
+
+
+async def test_arrays_of_hawk_alloc_can_be_registered_though_nobody_keeps_their_buffers(site: Site) -> None:
+    agent = site.start("p0", role="prefill")
+    spec = c.source_spec()
+    sizes = spec.compile().buffer_bytes
+    async with clients(agent) as (client,):
+        arrays = [hawk.alloc(size).array for size in sizes]
+        cache = await client.register(
+            hawk.KVCache.from_numpy([array.view(np.uint16) for array in arrays], spec)
+        )
+        await cache.release()

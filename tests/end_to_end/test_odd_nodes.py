@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -80,6 +81,61 @@ async def test_clients_for_whom_no_descriptor_is_left_are_turned_away(site: Site
         assert turned_away == 1
         assert (await first.status()).name == "p0"
     while len(os.listdir(f"/proc/{agent.pid}/fd")) > limit - 20:
+        await a_moment(agent)
+    async with hawk.connect(agent.local) as again:
+        assert (await again.status()).name == "p0"
+
+
+FLOOD = """
+import resource, socket, sys, time
+kind, to, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+host, _, port = to.rpartition(":")
+where = to if kind == "ipc" else (host, int(port))
+made, until = [], time.monotonic() + 3
+for _ in range(count):
+    sock = socket.socket(socket.AF_UNIX if kind == "ipc" else socket.AF_INET)
+    sock.settimeout(0.2)
+    try:
+        sock.connect(where)
+    except OSError:
+        sock.close()
+        continue
+    made.append(sock)
+    if time.monotonic() > until:
+        break
+print(len(made), flush=True)
+sys.stdin.read()
+"""
+"""Comes so often by local or TCP connections, or for three seconds; stays, silent, until it is told to go."""
+
+
+async def test_floods_of_idle_connections_with_a_small_hard_limit(site: Site) -> None:
+    """By tcp, which takes all descriptors there are, and by the local socket, where one too many ends an agent."""
+    agent = site.start("p0", role="prefill")
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+    where = {"ipc": agent.local.removeprefix("ipc://"), "tcp": agent.control.removeprefix("tcp://")}
+    async with hawk.connect(agent.local) as first:
+        floods = [
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", FLOOD, kind, to, "10000"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for kind, to in where.items()
+        ]
+        try:
+            for flood in floods:
+                assert flood.stdout is not None
+                assert int(await flood.stdout.readline()) > 0
+                assert (await first.status()).name == "p0"
+            assert agent.alive()
+        finally:
+            for flood in floods:
+                flood.kill()
+                await flood.wait()
+    while len(agent.descriptors()) > 200:
         await a_moment(agent)
     async with hawk.connect(agent.local) as again:
         assert (await again.status()).name == "p0"

@@ -20,19 +20,22 @@ GROWTH = 48 << 20
 
 @dataclass
 class Figures:
-    """What a run saw: frames and seconds, connections at a time, good jobs meanwhile, bytes of growth."""
+    """What a run saw: frames and seconds, connections at a time, good jobs meanwhile, bytes of growth (of it `flooded`
+    after the frames, before the connections)."""
 
     frames: int = 0
     seconds: float = 0.0
     connections: int = 0
     jobs: int = 0
+    flooded: int = 0
     growth: int = 0
     peak: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.frames:,} frames in {self.seconds:.0f} s, {self.connections:,} strangers at a time, "
-            f"{self.jobs} good jobs meanwhile; memory {self.growth / 2**20:+.1f} MiB at the end, "
+            f"{self.jobs} good jobs meanwhile; memory {self.flooded / 2**20:+.1f} MiB after the frames, "
+            f"{self.growth / 2**20:+.1f} MiB at the end, "
             f"at most {self.peak / 2**20:+.1f} MiB"
         )
 
@@ -78,6 +81,7 @@ async def run(frames: int, connections: int, seed: int) -> Figures:
 
             shots = loop.run_in_executor(None, flood, site, prefill, frames, seed)
             figures.seconds, figures.frames = await under_fire(shots), frames
+            figures.flooded = private(prefill) - before
             await _strangers(s, figures, connections, seed)
             figures.peak = max(figures.peak, private(prefill) - before)
             await s.good_job()

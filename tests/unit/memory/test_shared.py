@@ -20,6 +20,7 @@ import pytest
 from hawk.errors import BadFrame, HawkMemoryError, InvalidArgument, OutOfMemory, RegistrationFailed
 from hawk.memory import shared
 from hawk.memory.available import available_memory
+from hawk.memory.mapping import find
 from hawk.memory.shared import alloc, map_fd, recv_fds, send_fds
 from tests.descriptors import fds
 
@@ -73,7 +74,7 @@ def test_huge_pages_are_only_a_hint() -> None:
 
 
 def test_kernel_without_populate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr(shared, "MADV_POPULATE_WRITE", 9999)
     with alloc(3 * PAGE + 1) as b, map_fd(b.fd, b.nbytes) as m:
         b.array[-1] = 5
         assert m.array[-1] == 5
@@ -108,20 +109,42 @@ def test_a_forgotten_buffer_closes_itself() -> None:
     assert fds() == before
 
 
+def found(address: int, nbytes: int) -> tuple[int, int] | None:
+    """Descriptor and offset of what is found there."""
+    got = find(address, nbytes)
+    return None if got is None else (got[0].fd, got[1])
+
+
 def test_any_view_leads_back_to_its_buffer() -> None:
     with alloc(4 * PAGE) as a, alloc(PAGE) as b, map_fd(a.fd, 2 * PAGE) as m:
         view = a.array[PAGE:].view(np.float32).reshape(2, -1)
-        assert shared.find(view.ctypes.data, view.nbytes) == (a, PAGE)
-        assert shared.find(b.array.ctypes.data, PAGE) == (b, 0)
-        assert shared.find(m.array.ctypes.data + 5, 10) == (m, 5)
+        assert found(view.ctypes.data, view.nbytes) == (a.fd, PAGE)
+        assert found(b.array.ctypes.data, PAGE) == (b.fd, 0)
+        assert found(m.array.ctypes.data + 5, 10) == (m.fd, 5)
         end = b.array.ctypes.data + PAGE
-        assert shared.find(end - 1, 2) is None
-        assert shared.find(b.array.ctypes.data - 1, 1) != (b, -1)
+        assert found(end - 1, 2) is None
+        assert found(b.array.ctypes.data - 1, 1) != (b.fd, -1)
         ordinary = np.zeros(PAGE, np.uint8)
-        assert shared.find(ordinary.ctypes.data, PAGE) is None
+        assert found(ordinary.ctypes.data, PAGE) is None
         kept = b.array
         b.close()
-        assert shared.find(kept.ctypes.data, PAGE) is None  # no descriptor to give any more
+        assert found(kept.ctypes.data, PAGE) is None  # no descriptor to give any more
+
+
+def test_an_array_whose_buffer_was_forgotten_leads_back_too() -> None:
+    before = fds()
+    kept = alloc(2 * PAGE).array[PAGE:]
+    gc.collect()
+    got = find(kept.ctypes.data, PAGE)
+    assert got is not None
+    with map_fd(got[0].fd, 2 * PAGE) as other:
+        kept[:] = 7
+        assert other.array[PAGE:].tolist() == [7] * PAGE
+    assert fds() == before + 1
+    del kept, got
+    gc.collect()
+    assert fds() == before
+    assert maps() == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, True, 1.5, "1", None])
