@@ -159,6 +159,7 @@ async def _story(hp: Client, hd: Client, seen: Recorder) -> None:
         await part.ended()
     with contextlib.suppress(HawkError):  # answered by `Failed`, which is wanted here
         await hp.offer("none", cache, [9], tokens=TOKENS)
+    await hd.try_peer("p0")
     await hp.status()
     await hp.peers()
     await hp.jobs()
