@@ -40,8 +40,10 @@ typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 
 static ALWAYS uint16_t get16(const void *p) { uint16_t x; memcpy(&x, p, 2); return x; }
 static ALWAYS uint32_t get32(const void *p) { uint32_t x; memcpy(&x, p, 4); return x; }
+static ALWAYS uint64_t get64(const void *p) { uint64_t x; memcpy(&x, p, 8); return x; }
 static ALWAYS void put16(void *p, uint16_t x) { memcpy(p, &x, 2); }
 static ALWAYS void put32(void *p, uint32_t x) { memcpy(p, &x, 4); }
+static ALWAYS void put64(void *p, uint64_t x) { memcpy(p, &x, 8); }
 static ALWAYS uint32_t bits_of(float f) { uint32_t x; memcpy(&x, &f, 4); return x; }
 static ALWAYS float float_of(uint32_t x) { float f; memcpy(&f, &x, 4); return f; }
 

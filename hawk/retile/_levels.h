@@ -11,6 +11,7 @@
 typedef uint8_t v1 __attribute__((vector_size(16)));
 typedef uint16_t v2 __attribute__((vector_size(16)));
 typedef uint32_t v4 __attribute__((vector_size(16)));
+typedef uint64_t v8 __attribute__((vector_size(16)));
 
 /* How a mover goes through a box; offsets in bytes. */
 struct move {

@@ -86,6 +86,12 @@ TARGET static void FN(move_runs)(const struct move *m, const uint8_t *from, uint
             FETCH(from + m->src_at[k + LEAD] + m->b_at[1]);                                                       \
             for (; i + N <= m->na; i += N, t += 32)                                                               \
                 FN(zip##W)(a + i * W, b + i * W, t);                                                              \
+            if (i + N / 2 <= m->na) {                                                                             \
+                V x = (V)(v8){get64(a + i * W), 0}, y = (V)(v8){get64(b + i * W), 0}, z = LOW(x, y);              \
+                memcpy(t, &z, 16);                                                                                \
+                i += N / 2;                                                                                       \
+                t += 16;                                                                                          \
+            }                                                                                                     \
             for (; i < m->na; i++, t += 2 * W) {                                                                  \
                 memcpy(t, a + i * W, W);                                                                          \
                 memcpy(t + W, b + i * W, W);                                                                      \
@@ -167,6 +173,14 @@ TARGET static void FN(move_runs)(const struct move *m, const uint8_t *from, uint
             FETCH(from + m->src_at[k + LEAD]);                                                                    \
             for (; i + N <= m->nb; i += N, f += 32)                                                               \
                 FN(unzip##W)(f, t + i * W, u + i * W);                                                            \
+            if (i + N / 2 <= m->nb) {                                                                             \
+                V x;                                                                                              \
+                memcpy(&x, f, 16);                                                                                \
+                put64(t + i * W, ((v8)EVEN(x, x))[0]);                                                            \
+                put64(u + i * W, ((v8)ODD(x, x))[0]);                                                             \
+                i += N / 2;                                                                                       \
+                f += 16;                                                                                          \
+            }                                                                                                     \
             for (; i < m->nb; i++, f += 2 * W) {                                                                  \
                 memcpy(t + i * W, f, W);                                                                          \
                 memcpy(u + i * W, f + W, W);                                                                      \

@@ -29,6 +29,7 @@ struct nest {
     struct loop loop[MAX_LOOPS + 2], in[MAX_LOOPS + 2];
     int64_t elements, last_row, last_col; /* of a box */
     int64_t stretches, stretch, stretch_at[MAX_RUNS]; /* elements: contiguous in a grouped source */
+    int64_t span; /* elements of a grouped source from the first to the last, where these are decoded with all between, or 0 */
     int64_t outs, out, out_at[MAX_RUNS];              /* elements: contiguous in the target */
     int lines;                                        /* whether these are whole lines, if the box begins on one */
     int64_t unit;                                     /* elements of one token that are contiguous in the target */
@@ -78,8 +79,25 @@ static int chains(const struct loop *a, const struct loop *b, int whole)
     return whole || (a->row == b->row * b->ext && a->col == b->col * b->ext);
 }
 
+/* A box that takes parts of groups: what lies between its first and its last element is decoded as a whole, unless that is
+ * far more. */
+static int plan_span(struct nest *t, struct loop *within)
+{
+    int64_t last = 0, elements = 1;
+    for (int i = 0; i < t->inner; i++) {
+        last += (t->in[i].ext - 1) * t->in[i].src;
+        elements *= t->in[i].ext;
+    }
+    if (last >= 4 * elements || (last + 2 * group_of(t->work.src_codec)) * 4 > ROOM)
+        return 0;
+    memcpy(within, t->in, (size_t)t->inner * sizeof *within);
+    t->span = last + 1;
+    t->stretches = 1;
+    return 1;
+}
+
 /* The stretches of a grouped source that a box fills, and its loops with strides within what is decoded of them; 0 where it
- * does not fill whole groups. */
+ * does not fill whole groups, and no span either. */
 static int plan_decode(struct nest *t, struct loop *within)
 {
     const int64_t size = group_of(t->work.src_codec);
@@ -92,20 +110,21 @@ static int plan_decode(struct nest *t, struct loop *within)
     }
     int64_t run = 1, dense = 1;
     int used = 0;
+    t->span = 0;
     while (used < t->inner && t->in[order[used]].src == run)
         run *= t->in[order[used++]].ext;
     if (run % size)
-        return 0;
+        return plan_span(t, within);
     struct loop rest[MAX_LOOPS + 2];
     int rests = 0;
     for (int k = t->inner - 1; k >= used; k--) {
         if (t->in[order[k]].src % size)
-            return 0;
+            return plan_span(t, within);
         rest[rests++] = t->in[order[k]];
     }
     for (int k = 0; k < t->outer; k++)
         if (t->loop[k].src % size)
-            return 0;
+            return plan_span(t, within);
     t->stretch = run;
     t->stretches = spread(rest, rests, 0, t->stretch_at, MAX_RUNS);
     for (int k = 0; k < t->inner; k++) {
@@ -121,7 +140,7 @@ static fission plan_parted(struct nest *t)
 {
     struct move *m = &t->move;
     const int codec = t->work.src_codec, apart = m->run == movers()->unweave[0][1] && m->nb == GROUP / 2;
-    if (t->stretches != 1 || t->mid != BF16 || (codec != BFP8 && codec != BFP4) || m->runs % 2 ||
+    if (t->stretches != 1 || t->span || t->mid != BF16 || (codec != BFP8 && codec != BFP4) || m->runs % 2 ||
         !(apart || (m->run == movers()->runs && m->bytes == 2 * GROUP)))
         return NULL;
     by_source(m);
@@ -204,7 +223,7 @@ static int plan_box(struct nest *t)
     t->encode = conversion(t->mid, w->dst_codec, group_src > 1 ? 1 : w->src_factor, w->dst_factor);
     if (!plan_move(&t->move, within, t->inner, width_of(t->mid)))
         return 0;
-    t->moves = t->move.runs > 1 || t->move.run != movers()->runs;
+    t->moves = (group_src > 1 && t->span) || t->move.runs > 1 || t->move.run != movers()->runs;
     const int woven = t->move.run == movers()->weave[0][1];
     t->fused = NULL;
     if (t->mid == BF16 && (w->dst_codec == BFP8 || w->dst_codec == BFP4) &&

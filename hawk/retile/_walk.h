@@ -80,6 +80,11 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
         uint8_t *to = t->converts ? room->moved : codes;
         t->parted(&t->move, w->src + w->src_header + s * src_bits / 8, w->src + s / src_size, to);
         now = to;
+    } else if (src_size > 1 && t->span) {
+        const int64_t skip = s % src_size, from = s - skip, n = (skip + t->span + src_size - 1) / src_size * src_size;
+        convert(&t->decode, w->src + w->src_header + from * src_bits / 8, w->src + from / src_size, n, room->decoded,
+                room->shared);
+        now = room->decoded + skip * width;
     } else if (src_size > 1) {
         uint8_t *to = t->moves || t->converts ? room->decoded : codes;
         for (int64_t k = 0; k < t->stretches; k++) {
@@ -120,7 +125,7 @@ static void box(const struct nest *t, int64_t s, int64_t d, int stream)
 {
     const struct work *w = &t->work;
     const int64_t src_size = group_of(w->src_codec);
-    if (t->kind == SLOW || s % src_size) {
+    if (t->kind == SLOW || (s % src_size && !t->span)) {
         edge_box(t, s, d, 0, 0, WHOLE);
     } else if (t->kind == COPY) {
         const int64_t width = width_of(w->dst_codec);
