@@ -181,19 +181,63 @@ TARGET static ALWAYS void FN(bfp_fours)(const struct move *m, const uint8_t *fro
         }
     }
 }
+
+/* Eight runs, of which every other one goes on in the target: four of either fill a line. */
+TARGET static ALWAYS void FN(bfp_lines)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
+                                        int woven, int past)
+{
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 8, 8, 8, 8, 8, 8, 8);
+    const __m512i fours = _mm512_setr_epi64(0, 2, 8, 10, 1, 3, 9, 11);
+    for (int64_t k = 0; k < m->runs; k += 8) {
+        uint32_t e[2];
+        __m512i a = FN(bfp_four)(FN(bfp_load2)(m, k, from, woven, 1), FN(bfp_load2)(m, k + 2, from, woven, 1), bits, &e[0]);
+        __m512i b = FN(bfp_four)(FN(bfp_load2)(m, k + 4, from, woven, 1), FN(bfp_load2)(m, k + 6, from, woven, 1), bits, &e[1]);
+        const uint64_t i = (uint64_t)m->dst_at[k] / (2 * GROUP), j = (uint64_t)m->dst_at[k + 1] / (2 * GROUP);
+        __m128i each = _mm_shuffle_epi8(_mm_unpacklo_epi32(_mm_cvtsi32_si128((int)e[0]), _mm_cvtsi32_si128((int)e[1])), order);
+        put32(shared + i, (uint32_t)_mm_cvtsi128_si32(each));
+        put32(shared + j, (uint32_t)_mm_extract_epi32(each, 1));
+        if (bits == 8) {
+            __m512i one = _mm512_shuffle_i64x2(a, b, 0x88), other = _mm512_shuffle_i64x2(a, b, 0xdd);
+            if (past) {
+                _mm512_stream_si512((void *)(to + i * GROUP), one);
+                _mm512_stream_si512((void *)(to + j * GROUP), other);
+            } else {
+                _mm512_storeu_si512(to + i * GROUP, one);
+                _mm512_storeu_si512(to + j * GROUP, other);
+            }
+        } else {
+            a = _mm512_permutex2var_epi64(a, fours, b);
+            __m256i *one = (__m256i *)(void *)(to + i * (GROUP / 2)), *other = (__m256i *)(void *)(to + j * (GROUP / 2));
+            if (past) {
+                _mm256_stream_si256(one, _mm512_castsi512_si256(a));
+                _mm256_stream_si256(other, _mm512_extracti64x4_epi64(a, 1));
+            } else {
+                _mm256_storeu_si256(one, _mm512_castsi512_si256(a));
+                _mm256_storeu_si256(other, _mm512_extracti64x4_epi64(a, 1));
+            }
+        }
+    }
+}
 #endif
 
 TARGET static ALWAYS void FN(bfp_runs)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
-                                       int woven)
+                                       int woven, int past)
 {
     int64_t k = 0;
 #ifdef WITH_AVX512
+    if (m->lined && past)
+        FN(bfp_lines)(m, from, to, shared, bits, woven, 1);
+    else if (m->lined)
+        FN(bfp_lines)(m, from, to, shared, bits, woven, 0);
+    if (m->lined)
+        return;
     if (m->paired)
         FN(bfp_fours)(m, from, to, shared, bits, woven, 1);
     else
         FN(bfp_fours)(m, from, to, shared, bits, woven, 0);
     k = m->runs / 4 * 4;
 #endif
+    (void)past;
     for (; k < m->runs; k++) {
         int64_t i = m->dst_at[k] / (2 * GROUP);
         __m128i codes = bfp_codes_avx2(FN(bfp_load)(m, k, from, woven), bits, shared + i);
@@ -202,9 +246,9 @@ TARGET static ALWAYS void FN(bfp_runs)(const struct move *m, const uint8_t *from
 }
 
 #define FUSED(NAME, BITS, WOVEN)                                                                                  \
-    TARGET static void FN(NAME)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared)          \
+    TARGET static void FN(NAME)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int past) \
     {                                                                                                             \
-        FN(bfp_runs)(m, from, to, shared, BITS, WOVEN);                                                           \
+        FN(bfp_runs)(m, from, to, shared, BITS, WOVEN, past);                                                     \
     }
 FUSED(runs_bfp8, 8, 0)
 FUSED(runs_bfp4, 4, 0)

@@ -20,6 +20,7 @@ struct move {
     int64_t from_step, to_step;  /* elements, of a strided mover */
     int far;                     /* whether lines are to be asked for ahead of their use: nobody else does */
     int paired;                  /* whether runs 2k and 2k + 1 follow each other in the source */
+    int lined;                   /* whether, besides, runs 8k, 8k + 2, + 4, + 6 and those between fill lines of BFP8 */
     int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
 };
 
@@ -27,7 +28,7 @@ typedef void (*mover)(const struct move *, const uint8_t *from, uint8_t *to);
 typedef void (*reader)(const uint8_t *from, const uint8_t *shared, int64_t n, u32 *restrict x);
 typedef void (*writer)(const u32 *restrict x, int64_t n, uint8_t *to, uint8_t *shared);
 typedef void (*pair)(const uint8_t *from, const uint8_t *from_shared, int64_t n, uint8_t *to, uint8_t *to_shared);
-typedef void (*fusion)(const struct move *, const uint8_t *from, uint8_t *to, uint8_t *shared);
+typedef void (*fusion)(const struct move *, const uint8_t *from, uint8_t *to, uint8_t *shared, int past);
 typedef void (*fission)(const struct move *, const uint8_t *codes, const uint8_t *shared, uint8_t *to);
 typedef void (*scaler)(u32 *restrict x, int64_t n, float by);
 

@@ -100,6 +100,9 @@ static void pair_runs(struct move *m, int64_t bytes)
     m->paired = 1;
     for (int64_t k = 0; k + 1 < m->runs; k += 2)
         m->paired &= m->src_at[k + 1] == m->src_at[k] + bytes;
+    m->lined = m->paired && m->runs % 8 == 0;
+    for (int64_t k = 0; k < m->runs; k++) /* 128 bytes of bf16 are a line */
+        m->lined &= k % 8 < 2 ? m->dst_at[k] % 128 == 0 : m->dst_at[k] == m->dst_at[k - 2] + 32;
 }
 
 /* How `loops`, elements of `width` bytes in the target's order, become a dense scratch; 0 where a table is too short for

@@ -96,7 +96,13 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
     }
     const int64_t run = t->move.bytes / width;
     if (t->fused) {
-        t->fused(&t->move, now, codes, shared);
+        uint8_t *to = w->dst + w->dst_header + d * bits / 8;
+        if (stream && t->outs == 1 && t->move.lined && ((uintptr_t)to & 63) == 0) {
+            t->fused(&t->move, now, to, shared, 1);
+            put(w->dst + d / size, shared, t->out / size, stream);
+            return;
+        }
+        t->fused(&t->move, now, codes, shared, 0);
     } else if (t->converts && t->move.run == movers()->runs && (run >= LONG || !t->moves) && run % size == 0) {
         for (int64_t k = 0; k < t->move.runs; k++) {
             int64_t at = t->move.dst_at[k] / width;
