@@ -146,3 +146,21 @@ def integrity(as_json: bool, **options: Any) -> None:
 def plan(as_json: bool, **options: Any) -> None:
     """Planning with fresh block tables: shapes never seen, shapes seen before, and how it grows with the segments."""
     _bench("plan", as_json, **options)
+
+
+@bench.command()
+@click.option(
+    "--segments", type=click.IntRange(64, 10_000_000), default=160_000, show_default=True, help="In a batch."
+)
+@click.option("--runs", type=click.IntRange(1, 1000), default=5, show_default=True, help="Measured runs.")
+@click.option(
+    "--mebibytes",
+    type=click.IntRange(1, 65536),
+    default=64,
+    show_default=True,
+    help="MiB that are read at each size, where there is an RDMA device.",
+)
+@_json
+def verbs(as_json: bool, segments: int, runs: int, mebibytes: int) -> None:
+    """RDMA work requests: what building and handing over costs, and READs where there is a device."""
+    _bench("verbs", as_json, segments=segments, runs=runs, mebibytes=mebibytes)

@@ -1,7 +1,10 @@
 """verbs meets the contract over devices without hardware: with windows and without, one queue pair and several."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from hawk.transports.base import Transport
 from hawk.transports.testing import AccessContract, ContractBase, Gate, MovingContract, TransportContract
@@ -17,8 +20,18 @@ class OverFakes(ContractBase):
     config = VerbsConfig()
     limits = LIMITS
 
+    @pytest.fixture(autouse=True)
+    def _nothing_left(self) -> Iterator[None]:
+        self.drivers: list[FakeDriver] = []
+        yield
+        for driver in self.drivers:
+            assert all(device.closed and device.left == 0 for device in driver.opened)
+
     def make(self) -> VerbsTransport:
-        return VerbsTransport(self.config, driver=FakeDriver(limits=self.limits))
+        driver = FakeDriver(limits=self.limits)
+        if hasattr(self, "drivers"):  # not in a child process
+            self.drivers.append(driver)
+        return VerbsTransport(self.config, driver=driver)
 
     def hold(self, reading: Transport, gate: Gate) -> bool:
         assert isinstance(reading, VerbsTransport)

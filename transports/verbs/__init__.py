@@ -74,7 +74,6 @@ class VerbsTransport(Transport):
         self._server: Server | None = None
         self._links: set[VerbsLink] = set()
         self._registering: asyncio.Task[None] | None = None
-        self._trouble: str | None = None
         self._host = ""
 
     @classmethod
@@ -169,7 +168,7 @@ class VerbsTransport(Transport):
         """See `Transport.trouble`."""
         if self._server is None or not self._server.listening:
             return "it does not listen any more"
-        return self._trouble
+        return self._server.trouble
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -199,9 +198,7 @@ class VerbsTransport(Transport):
         async def register() -> None:
             try:
                 await server.registered()
-                self._trouble = None
             except RegistrationFailed as error:
-                self._trouble = str(error)
                 log.error("what is served cannot be registered", reason=str(error))
 
         with contextlib.suppress(RuntimeError):  # no loop runs; the first reader will register it

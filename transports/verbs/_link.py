@@ -235,9 +235,9 @@ class VerbsLink(Link):
         assert self._shape is not None
         work.enter(answer, self._shape)
         for stripe, keys, number in zip(self._stripes, answer.keys, answer.queues, strict=True):
-            if number != stripe.peer:
+            if stripe.end is None or number != stripe.peer:
                 work.keys[stripe.index] = None  # the answer and a fresh queue pair crossed on their way
-            elif not keys and stripe.end is not None:
+            elif not keys:
                 stripe.break_()  # at the peer's end it is broken already
 
     def _pump(self) -> None:

@@ -131,12 +131,8 @@ class PyverbsQueue:
 
     def post(self, batch: Batch) -> None:
         """See `Queue.post`."""
-        head = _head()
         with calling("ibv_post_send"):
-            if head is None:
-                _post_one_by_one(self._qp, batch)
-            else:
-                head.post(self._qp, batch)
+            post(self._qp, batch)
 
     def bind(self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int) -> int:
         """See `Queue.bind`."""
@@ -180,7 +176,16 @@ def _request(opcode: int, wr_id: int) -> Any:
     return part("wr").SendWR(wr_id=wr_id, num_sge=0, sg=[], opcode=opcode, send_flags=_abi.SIGNALED)
 
 
-def _post_one_by_one(qp: Any, batch: Batch) -> None:
+def post(qp: Any, batch: Batch) -> None:
+    """Posts a batch on an object that has pyverbs' `post_send`.  Raises what that raises."""
+    head = _head()
+    if head is None:
+        post_one_by_one(qp, batch)
+    else:
+        head.post(qp, batch)
+
+
+def post_one_by_one(qp: Any, batch: Batch) -> None:
     """As pyverbs is meant to be used, but for giving the memory back, which its objects leave to us."""
     module = part("wr")
     made: list[Any] = []

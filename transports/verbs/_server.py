@@ -33,6 +33,7 @@ class Server:
     """Listens, admits and serves, all on the event loop.
 
     pools    windows of each port's device; empty where grants are opened by registrations
+    trouble  why the served region could not be registered the last time, None where it could
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.port = 0
+        self.trouble: str | None = None
 
     async def start(self, host: str) -> None:
         """Binds and listens.  Raises `TransportError` naming the address."""
@@ -86,8 +88,14 @@ class Server:
         region = self.grants.region
         if region is None:
             raise RegistrationFailed("nothing is served yet", hint="Call serve(region) first")
-        # Without windows grants are registered one by one, and this one opens nothing to anybody.
-        return await self.registrations.of(region, BIND if self.pools else 0)
+        try:
+            # Without windows grants are registered one by one, and this one opens nothing to anybody.
+            found = await self.registrations.of(region, BIND if self.pools else 0)
+        except RegistrationFailed as error:
+            self.trouble = str(error)
+            raise
+        self.trouble = None
+        return found
 
     async def close(self) -> None:
         """Closes the listener and every session."""

@@ -89,19 +89,21 @@ class Session:
         old, self._ends[question.index] = self._ends[question.index], None
         try:
             if old is not None:
-                await old.close()
-                self._forget(old)
+                await self._retire(old)
             answer = await self._connect(question.index, question.queue)
             _wire.write(self._writer, _wire.Renewed(question.seq, answer))
         except VerbsError as error:
             _wire.write(self._writer, _wire.Refused(question.seq, _wire.FAILED, str(error)))
 
-    def _forget(self, end: ServingEnd) -> None:
-        """A queue pair was destroyed: gives its windows back."""
-        if not self._server.pools:
-            return
-        for visit in self._visits.values():
-            self._pool(end).give([window for window, _ in visit.bound.pop(end, [])])
+    async def _retire(self, end: ServingEnd) -> None:
+        """Ends a queue pair and what is bound on it.  Raises `VerbsError`, and may be called again then."""
+        await end.fail()
+        if self._server.pools:
+            for visit in list(self._visits.values()):
+                async with visit.lock:
+                    await self._pool(end).end(visit.bound.get(end, []))
+                    visit.bound.pop(end, None)
+        await end.close()
 
     def _pool(self, end: ServingEnd) -> WindowPool:
         return self._server.pools[id(end.end.chosen.device)]
@@ -194,13 +196,11 @@ class Session:
 
     async def _close(self) -> None:
         self._writer.transport.abort()
-        for index, end in enumerate(self._ends):
-            self._ends[index] = None
-            if end is None:
-                continue
+        ends = [end for end in self._ends if end is not None]
+        self._ends = [None] * len(self._ends)
+        for end in ends:
             try:
-                await end.close()
-                self._forget(end)
+                await self._retire(end)
             except VerbsError as error:
                 log.error("a queue pair could not be destroyed", reason=str(error))
         while self._tasks:

@@ -1,7 +1,9 @@
 """How a reader gets at one grant, and how that ends: memory windows, or registrations for lack of them.
 
 A window of type 2 is bound on one queue pair and opens one range to that queue pair's other end.  Binding and
-invalidating are work requests: what their completion says is so.  Without windows the range is registered once more,
+invalidating are work requests: what their completion says is so.  Where the queue pair is broken, giving the window
+back to the device ends it as well; that has to come before the queue pair is destroyed, which some drivers will not do,
+or only after a minute, while windows are bound on it.  Without windows the range is registered once more,
 for remote reading; its key would open it to every admitted reader that knows the number, until it is deregistered.
 """
 
@@ -34,8 +36,12 @@ _READY = 16
 """Windows that are kept ready for each device, so that binding waits for no system call."""
 
 
+Bound = list[tuple["Window", int]]
+"""Windows and their keys."""
+
+
 class Broken(Exception):
-    """The queue pair is broken; what was bound on it opens nothing any more once it is destroyed."""
+    """The queue pair is broken: nothing can be bound or invalidated on it."""
 
 
 class ServingEnd:
@@ -90,8 +96,13 @@ class ServingEnd:
             if not each.done():
                 each.set_result(FLUSHED)
 
+    async def fail(self) -> None:
+        """Breaks it: its other end reads nothing more."""
+        self._lost()
+        await self.end.fail()
+
     async def close(self) -> None:
-        """Destroys it.  Raises `VerbsError`."""
+        """Destroys it; windows that were bound on it are given back by then.  Raises `VerbsError`."""
         self._lost()
         await self.end.close()
 
@@ -127,18 +138,29 @@ class WindowPool:
         finally:
             self._filling = False
 
-    def give(self, windows: Sequence[Window]) -> None:
+    def give(self, bound: Bound) -> None:
         """Gives windows back that open nothing any more."""
-        if windows:
-            self._start(self._worker.call(self._close, windows))
+        if bound:
+            self._start(self._quietly(bound))
+
+    async def _quietly(self, bound: Bound) -> None:
+        try:
+            await self.end(bound)
+        except VerbsError as error:
+            log.error("a memory window could not be given back", reason=str(error))
+
+    async def end(self, bound: Bound) -> None:
+        """Gives windows back, after which they open nothing; those that are back leave the list.
+
+        Raises `VerbsError`.
+        """
+        await self._worker.call(self._close, bound)
 
     @staticmethod
-    def _close(windows: Sequence[Window]) -> None:
-        for window in windows:
-            try:
-                window.close()
-            except VerbsError as error:
-                log.error("a memory window could not be given back", reason=str(error))
+    def _close(bound: Bound) -> None:
+        while bound:
+            bound[-1][0].close()
+            bound.pop()
 
     def _start(self, doing: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(doing)  # type: ignore[arg-type]
@@ -149,7 +171,7 @@ class WindowPool:
         """Gives all back."""
         await asyncio.gather(*self._tasks)
         ready, self._ready = self._ready, deque()
-        await self._worker.call(self._close, list(ready))
+        await self._quietly([(window, 0) for window in ready])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +204,7 @@ class Visit:
 
     held: Held | None = None
     parts: list[Part] = field(default_factory=list)
-    bound: dict[ServingEnd, list[tuple[Window, int]]] = field(default_factory=dict)
+    bound: dict[ServingEnd, Bound] = field(default_factory=dict)
     shared: dict[int, list[Registration]] = field(default_factory=dict)
     over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -192,7 +214,7 @@ class Visit:
         """Keys of the parts for this queue pair's other end; raises `Broken` or `VerbsError`."""
         if end in self.bound:
             return [key for _, key in self.bound[end]]
-        bound: list[tuple[Window, int]] = []
+        bound: Bound = []
         self.bound[end] = bound  # from the first window on: an invalidation must not miss one
         try:
             for part in self.parts:
@@ -240,9 +262,9 @@ class Visit:
                 for _, key in bound:
                     await end.run(functools.partial(_invalidate, key))
             except Broken:
-                await end.close()
+                await pools(end).end(bound)
             del self.bound[end]
-            pools(end).give([window for window, _ in bound])
+            pools(end).give(bound)
         for number, made in list(self.shared.items()):
             await worker.call(_close_shared, made)
             del self.shared[number]

@@ -98,6 +98,7 @@ class FakeDevice:
     table     its registrations and windows
     queues    its queue pairs by number
     closed    whether it was closed
+    left      what was still open then: queue pairs, registrations and windows
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class FakeDevice:
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self.closed = False
+        self.left = 0
 
     def ports(self) -> list[Port]:
         """See `Device.ports`."""
@@ -181,6 +183,8 @@ class FakeDevice:
     def close(self) -> None:
         """See `Device.close`.  Raises EBUSY where something of it is left open, having closed it all the same."""
         left = [*self.queues.values()]
+        for window in self.table.windows():
+            window.memory = None
         for queue in left:
             queue.close()
         with self._lock:
@@ -190,7 +194,8 @@ class FakeDevice:
             shut(sock)
         for thread in self._threads:
             thread.join()
-        if left or len(self.table):
+        self.left = len(left) + len(self.table)
+        if self.left:
             raise VerbsError(errno.EBUSY, "ibv_dealloc_pd")
 
     # -- the responder -------------------------------------------------------------------------------------------

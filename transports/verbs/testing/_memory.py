@@ -74,7 +74,8 @@ class Table:
 
     def windows(self) -> list[FakeWindow]:
         """All windows."""
-        return [e for e in self._entries.values() if isinstance(e, FakeWindow)]
+        with self.lock:
+            return [e for e in self._entries.values() if isinstance(e, FakeWindow)]
 
     def __len__(self) -> int:
         with self.lock:

@@ -149,7 +149,9 @@ class FakeQueue:
         self._become(ERR)
 
     def close(self) -> None:
-        """See `Queue.close`."""
+        """See `Queue.close`; EBUSY where windows are bound on it."""
+        if any(w.owner == self.number and w.memory is not None for w in self._device.table.windows()):
+            raise VerbsError(errno.EBUSY, "ibv_destroy_qp")
         self._become(DEAD)
         if self._thread is not None:
             self._thread.join()

@@ -1,0 +1,241 @@
+"""What RDMA work requests cost to build and to hand over, and on a machine with an RDMA device how fast READs are.
+
+Segments of one page each, in two kinds of batch: `apart`, where no two follow each other in the arena, so each is a
+request of its own; and `together`, where all do, so that a request takes as many as it can.  Stages:
+
+    build        segments to chained requests, with addresses and lengths
+    address      keys and numbers of the queue pair that a batch goes to
+    hand over    into pyverbs, up to its call of ibv_post_send, which is not made: there is no device in this
+    objects      the same three by pyverbs' request objects, one by one; of a part of the requests
+
+The last two take pyverbs, not a device.  With a device, links are made from it to itself and read at several sizes
+of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from hawk.errors import InvalidArgument, MissingDependency
+from hawk.memory import shared
+from hawk.memory.region import Region, Segments
+from hawk.transports import _pieces
+from hawk.transports.verbs import VerbsConfig, VerbsTransport, _abi, _find, _pyverbs_queue
+from hawk.transports.verbs._abi import Batch, Places, Shape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hawk.transports.verbs._device import Driver
+
+PAGE = 2048
+KINDS = ("apart", "together")
+STAGES = ("build", "address", "hand over", "objects")
+SIZES = (4 << 10, 64 << 10, 1 << 20)
+_OBJECTS = 4096
+_SHAPE = Shape(max_sge=30, message=1 << 20, batch_wrs=64, batch_bytes=2 << 20)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of one kind: seconds of the runs, for so many segments and requests."""
+
+    kind: str
+    stage: str
+    segments: int
+    requests: int
+    seconds: tuple[float, ...]
+
+    @property
+    def request(self) -> float:
+        """Nanoseconds for each request, of the median run."""
+        return statistics.median(self.seconds) / self.requests * 1e9
+
+    @property
+    def segment(self) -> float:
+        """Nanoseconds for each segment."""
+        return statistics.median(self.seconds) / self.segments * 1e9
+
+
+@dataclass(frozen=True)
+class Rate:
+    """READs of one size: bytes read, seconds, and seconds of processor time on both sides together."""
+
+    size: int
+    nbytes: int
+    seconds: float
+    cpu: float
+
+
+@dataclass
+class Result:
+    """All rows; `left_out` says why something was not measured."""
+
+    rows: list[Row] = field(default_factory=list)
+    rates: list[Rate] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        rows = [
+            {**dataclasses.asdict(r), "ns_per_request": r.request, "ns_per_segment": r.segment}
+            for r in self.rows
+        ]
+        return {"rows": rows, "rates": [dataclasses.asdict(r) for r in self.rates], "left_out": self.left_out}
+
+
+class _NoQueue:
+    """Takes what would be posted."""
+
+    def post_send(self, request: object) -> None:
+        """Posts nothing."""
+
+
+def run(
+    segments: int = 160_000,
+    runs: int = 5,
+    mebibytes: int = 64,
+    *,
+    driver: Driver | None = None,
+) -> Result:
+    """Measures; `mebibytes` is read at each size where there is a device (`driver`, by default the machine's own)."""
+    for name, value, least in (("segments", segments, 64), ("runs", runs, 1), ("mebibytes", mebibytes, 1)):
+        if value < least:
+            raise InvalidArgument("too few", field=name, got=value, expected=f"at least {least}")
+    result = Result()
+    try:
+        _find.load()
+        has_pyverbs = True
+    except MissingDependency as error:
+        has_pyverbs = False
+        result.left_out["hand over"] = result.left_out["objects"] = str(error)
+    for kind in KINDS:
+        result.rows += _building(kind, segments, runs, has_pyverbs)
+    verdict = VerbsTransport.probe()
+    if driver is None and not verdict.ok:
+        result.left_out["rates"] = verdict.reason
+    else:
+        for size in SIZES:
+            result.rates.append(asyncio.run(_reading(size, mebibytes << 20, driver)))
+    return result
+
+
+def _batch_of(kind: str, count: int) -> tuple[Segments, Places]:
+    step = PAGE * 2 if kind == "apart" else PAGE
+    rows = np.arange(count, dtype=np.int64)
+    # Targets in an order of their own, over eight regions.
+    local = np.random.default_rng(0).permutation(count // 8 + 1)[rows // 8] * PAGE
+    size = (count // 8 + 1) * PAGE
+    begin = np.arange(8, dtype=np.int64) * size
+    places = Places(begin, begin, begin + (1 << 40), np.zeros(1, np.int64), 1 << 41)
+    segments = Segments((rows % 8).astype(np.int32), local, rows * step, np.full(count, PAGE, dtype=np.int64))
+    return segments, places
+
+
+def _batches(segments: Segments, places: Places) -> list[Batch]:
+    return [
+        batch
+        for piece in _pieces.cut(segments, 1 << 60, _abi.BUILD_ROWS)
+        for batch in _abi.batches(_pieces.join(piece), places, _SHAPE)
+    ]
+
+
+def _building(kind: str, count: int, runs: int, has_pyverbs: bool) -> list[Row]:
+    segments, places = _batch_of(kind, count)
+    local, remote = np.zeros(8, np.uint32), np.zeros(1, np.uint32)
+    nothing = _NoQueue()
+    taken: dict[str, list[float]] = {stage: [] for stage in STAGES[: 4 if has_pyverbs else 2]}
+    requests = some = pieces = 0
+    for _ in range(runs + 1):
+        began = time.perf_counter()
+        batches = _batches(segments, places)
+        taken["build"].append(time.perf_counter() - began)
+        requests = sum(map(len, batches))
+        began = time.perf_counter()
+        for batch in batches:
+            batch.address(local, remote, 1)
+        taken["address"].append(time.perf_counter() - began)
+        if not has_pyverbs:
+            continue
+        began = time.perf_counter()
+        for batch in batches:
+            _pyverbs_queue.post(nothing, batch)
+        taken["hand over"].append(time.perf_counter() - began)
+        few = batches[: max(_OBJECTS // max(len(batches[0].sge), 1), 1)]
+        some, pieces = sum(map(len, few)), sum(len(batch.sge) for batch in few)
+        began = time.perf_counter()
+        for batch in few:
+            _pyverbs_queue.post_one_by_one(nothing, batch)
+        taken["objects"].append(time.perf_counter() - began)
+    return [
+        Row(
+            kind,
+            stage,
+            pieces if stage == "objects" else count,
+            some if stage == "objects" else requests,
+            tuple(seconds[1:]),  # the first run warms up
+        )
+        for stage, seconds in taken.items()
+    ]
+
+
+async def _reading(size: int, nbytes: int, driver: Driver | None) -> Rate:
+    """READs of `size` bytes each, every one with one piece, from the device to itself."""
+    source = shared.alloc(nbytes, name="bench-verbs")
+    target = Region("bench-target", np.zeros(nbytes, np.uint8))
+    transport = VerbsTransport(VerbsConfig(message=2 * size), driver=driver)
+    await transport.start()
+    try:
+        transport.serve(source.region())
+        link = await transport.connect(transport.endpoint, timeout=60)
+        starts = np.arange(0, nbytes, size, dtype=np.int64)
+        # Every other one first, so that no two can be joined.
+        order = np.concatenate((starts[::2], starts[1::2]))
+        where = np.empty_like(starts)
+        where[: len(order)] = order
+        segments = Segments(np.zeros(len(starts), np.int32), where, starts, np.full(len(starts), size))
+        key = transport.grant(0, nbytes).key
+        await link.read(key, segments, [target], timeout=600)
+        began, cpu = time.perf_counter(), time.process_time()
+        await link.read(key, segments, [target], timeout=600)
+        return Rate(size, nbytes, time.perf_counter() - began, time.process_time() - cpu)
+    finally:
+        await transport.close()
+        source.close()
+
+
+def render(result: Result, console: Console) -> None:
+    """Prints the result as tables."""
+    table = Table(title="Building work requests", title_justify="left")
+    for heading in ("kind", "stage", "segments", "requests", "ns/request", "ns/segment"):
+        table.add_column(heading, justify="left" if heading in ("kind", "stage") else "right")
+    for row in result.rows:
+        table.add_row(
+            row.kind,
+            row.stage,
+            f"{row.segments:,}",
+            f"{row.requests:,}",
+            f"{row.request:,.0f}",
+            f"{row.segment:,.0f}",
+        )
+    console.print(table)
+    if result.rates:
+        rates = Table(title="READs from a device to itself", title_justify="left")
+        for heading in ("bytes each", "MB/s", "CPU s/GiB"):
+            rates.add_column(heading, justify="right")
+        for rate in result.rates:
+            gib = rate.nbytes / 2**30
+            rates.add_row(
+                f"{rate.size:,}", f"{rate.nbytes / rate.seconds / 1e6:,.1f}", f"{rate.cpu / gib:.2f}"
+            )
+        console.print(rates)
+    for what, why in result.left_out.items():
+        console.print(f"{what} left out: {why}")
