@@ -137,6 +137,11 @@ class ServeJob(Stoppable):
         return None if self.claim is None else self.claim.offer
 
     @property
+    def bytes_read(self) -> int:
+        """Those that the consumer says it has read; once it has released the job, all that were prepared."""
+        return self.bytes_prepared if isinstance(self._answer, Released) else self._shelf.read
+
+    @property
     def answer(self) -> Released | Ended | None:
         """The last word to the consumer, once there is one."""
         return self._answer

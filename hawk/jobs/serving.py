@@ -203,7 +203,7 @@ class Serving:
             ending, reason = ("released", "") if error is None else (error.code, str(error))
             transport = self._known(job.fetch.transport)
             self.context.metrics.job(ending, "serve", transport)
-            self.context.metrics.moved("out", transport, job.bytes_prepared)
+            self.context.metrics.moved("out", transport, job.bytes_read)
             (log.info if error is None else log.warning)(
                 "serve ended",
                 request=job.fetch.request,

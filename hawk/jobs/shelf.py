@@ -33,6 +33,8 @@ class Shelf:
 
     credit       bytes that the job may have prepared and not yet consumed, as its consumer said
     transport    how they are read; None where the agent has no such transport, and the job will prepare nothing
+
+    `read` counts the bytes that the consumer says it has read.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Shelf:
         self._consumed: set[int] = set()
         self._freeing: set[asyncio.Task[None]] = set()
         self._outstanding = 0
+        self.read = 0
         self._room = asyncio.Event()
 
     async def place(self, number: int, ask: RoomAsk) -> Held:
@@ -68,6 +71,7 @@ class Shelf:
         if held is None or held.message is None or number in self._consumed:
             return
         self._consumed.add(number)
+        self.read += held.ask.nbytes
         task = asyncio.get_running_loop().create_task(self._let_go(number))
         self._freeing.add(task)
         task.add_done_callback(self._freeing.discard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import hmac
 import os
 import selectors
@@ -62,8 +63,10 @@ class Server:
         try:
             self._make_folder()
             assert self._folder is not None
-            # The token makes the name unique, so that a socket left by a killed process is in nobody's way.
-            self.path = str(self._folder / f"{self._token.hex()}.sock")
+            # The token makes the name unique, so that a socket left by a killed process is in nobody's way.  It is a
+            # secret, and the name is none: whoever looks into the folder or at a status learns nothing of it.
+            name = hashlib.blake2b(self._token, digest_size=16, person=b"hawk-shm-socket").hexdigest()
+            self.path = str(self._folder / f"{name}.sock")
             if len(os.fsencode(self.path)) > _PATH_LIMIT:
                 raise TransportError(
                     "the path is too long for a Unix socket",

@@ -326,3 +326,32 @@ async def test_an_end_while_the_arena_is_full_leaves_nothing_taken() -> None:
         await made.serving.idle()
         assert made.room.used("peer d0") == 0
         made.arena.free(whole)
+
+
+async def test_bytes_out_are_those_that_were_read_and_not_those_that_were_prepared() -> None:
+    async with rig() as made:
+        entry = made.offer()
+        reads = 0
+
+        async def hold() -> None:
+            nonlocal reads
+            reads += 1
+            if reads > 1:
+                await asyncio.Event().wait()
+
+        made.transport.hold = hold
+        job = made.fetch(entry.claim)
+        task = asyncio.get_running_loop().create_task(job.run())
+        while "consumed" not in made.seen or made.seen.count("prepared") < 2:
+            await asyncio.sleep(0)
+        job.stop(Aborted("enough"))
+        with pytest.raises(Aborted):
+            await task
+        await made.serving.idle()
+        before = made.metrics.value("hawk_bytes_total", direction="out", transport="tcp")
+        made.transport.hold = None
+        whole = await made.fetch(entry.claim).run()
+        await made.serving.idle()
+        assert 0 < before < whole.nbytes
+        out = made.metrics.value("hawk_bytes_total", direction="out", transport="tcp")
+        assert out == before + whole.nbytes
