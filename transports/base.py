@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hawk.memory.region import Region, Segments
 
@@ -118,6 +118,14 @@ class Transport(ABC):
     def trouble(self) -> str | None:
         """Why a transport that was started serves nobody any more, or None while it does."""
         return None
+
+    def reread(self) -> Callable[[], bool]:
+        """Reads files that may have changed, certificates for instance; what is returned takes them over.
+
+        That tells whether `endpoint` is another now, of which peers are told then.  Connections that stand are left
+        alone.  Raises `InvalidArgument` for files that cannot be used, and then nothing has changed.
+        """
+        return lambda: False
 
     @property
     @abstractmethod

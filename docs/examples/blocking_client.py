@@ -27,7 +27,7 @@ def main() -> None:
         for layer, buffer in enumerate(source.buffers):
             buffer[:] = layer + 1  # in place of what a model writes
         given, wanted = prefill.register(source), decode.register(target)
-        tickets = [str(prefill.offer(f"req-{i}", given, table(i), tokens=TOKENS)) for i in range(REQUESTS)]
+        tickets = [str(prefill.offer(f"thread-{i}", given, table(i), tokens=TOKENS)) for i in range(REQUESTS)]
 
         def fetch(number: int) -> int:
             return decode.fetch(tickets[number], into=wanted, blocks=table(number), timeout="10s").nbytes

@@ -23,7 +23,7 @@ async def prefill(address: str) -> None:
     async with hawk.connect(address) as hk:
         kv = hawk.KVCache.alloc(SOURCE)
         cache = await hk.register(kv)
-        offer = await hk.offer("req-2", cache, BLOCKS, tokens=TOKENS, layers_ready=0, consumer="d0")
+        offer = await hk.offer("early-1", cache, BLOCKS, tokens=TOKENS, layers_ready=0, consumer="d0")
         for layer, buffer in enumerate(kv.buffers):
             buffer[:] = layer + 1  # in place of what a model writes
             await offer.layers_ready(layer + 1)
@@ -36,7 +36,7 @@ async def decode(address: str) -> None:
         kv = hawk.KVCache.alloc(TARGET)
         cache = await hk.register(kv)
         async with hk.fetch(
-            request="req-2",
+            request="early-1",
             source="p0",
             wait=True,
             into=cache,

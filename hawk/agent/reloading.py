@@ -1,4 +1,4 @@
-"""Taking over what can change in a configuration while the agent runs: the peers, their keys, the log level."""
+"""Taking over what can change while an agent runs: the peers, their keys, the log level, certificates."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def _changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 def reload(agent: Agent, config: Config) -> None:
     """Takes over what can be from `config`, and says what needs a restart.
 
-    Everything is read before anything changes: raises `ConfigError` for a peers file that cannot be used, and then
-    the agent goes on as it was.
+    Everything is read before anything changes: raises `ConfigError` for a peers file that cannot be used, and
+    `InvalidArgument` for certificates, and then the agent goes on as it was.
     """
     old = agent.config
     keys = load_peers(config.security.peers_file) if config.security.peers_file else {}
+    reread = {name: transport.reread() for name, transport in agent.transports.items()}
     changed = _changed(_values(old), _values(config))
     left = [path for path in changed if not path.startswith(_TAKEN)]
     added, removed = sorted(set(keys) - set(agent.peers.keys)), sorted(set(agent.peers.keys) - set(keys))
@@ -48,6 +49,9 @@ def reload(agent: Agent, config: Config) -> None:
     agent.directory.replace(config.peers)
     agent.peers.replace_keys(keys)
     agent.serving.server.recheck()
+    renewed = [name for name, take_over in reread.items() if take_over()]
+    if renewed:
+        agent.serving.guests.greet()
     if not agent.embedded:
         set_level(config.agent.log_level)
     agent.config = replace(
@@ -62,6 +66,7 @@ def reload(agent: Agent, config: Config) -> None:
         keys_added=added,
         keys_removed=removed,
         keys_changed=other,
+        certificates_changed=renewed,
     )
     if left:
         log.warning("changed in the configuration, and in effect only after a restart", settings=left)

@@ -64,8 +64,8 @@ async def run(
 ) -> int:
     """Runs an agent until SIGTERM or SIGINT, then drains it; a second signal cuts that short.
 
-    SIGHUP takes over what `read()` says of peers, their keys and the log level; SIGUSR1 writes jobs and tasks to the
-    log.
+    SIGHUP takes over what `read()` says of peers, their keys and the log level, and certificates; SIGUSR1 writes jobs
+    and tasks to the log.
     A signal while it still starts ends that, as soon as the memory that is being filled is full.  `on_up(agent)`
     is called once it answers.  Returns the exit status.
     """

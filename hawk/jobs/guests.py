@@ -112,6 +112,11 @@ class Guests:
             if self._knows_notices(peer.identity):
                 self._send(peer.identity, Notice(draining))
 
+    def greet(self) -> None:
+        """Introduces this agent anew to all who are there, since it can be read in another way than it said."""
+        for peer, _, _ in self.met():
+            self._send(peer.identity, self._welcome())
+
     def _knows_notices(self, identity: bytes) -> bool:
         peer = self._peers.get(identity)
         return peer is not None and peer.version >= NOTICE_VERSION

@@ -196,6 +196,7 @@ async def test_the_folder_is_private_and_goes_with_the_transport(short_path: Pat
     async with serving() as (transport, _, _):
         folder = Path(transport.endpoint["path"]).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert transport.endpoint["token"] not in transport.endpoint["path"]
     assert not folder.exists()
     async with serving(ShmConfig(directory=str(short_path / "mine"))) as (transport, grant, _):
         socket_file = Path(transport.endpoint["path"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import ssl
 import threading
@@ -63,6 +64,38 @@ def reader(*args: str, **kwargs: Any) -> TcpTransport:
 async def test_agents_with_certificates_of_their_own() -> None:
     async with serving(**certificates.settings("one")) as (transport, key, arena):
         await read_by(reader("two"), transport.endpoint, key, arena)
+
+
+async def test_certificates_that_are_read_again_count_for_new_connections(tmp_path: Path) -> None:
+    def place(name: str, where: str = "") -> None:
+        for file, into in ((f"{name}.pem", "own.pem"), (f"{name}-tls.key", "own-tls.key")):
+            shutil.copy(certificates.folder() / where / file, tmp_path / into)
+
+    place("one")
+    files = {"tls_cert": tmp_path / "own.pem", "tls_key": tmp_path / "own-tls.key"}
+    async with serving(**{**certificates.settings(), **files}) as (transport, key, arena):
+        before = transport.endpoint
+        held = reader("two")
+        link = await held.connect(before, timeout=20)
+        place("two")
+        assert transport.endpoint == before
+        assert transport.reread()()
+        after = transport.endpoint
+        assert {name for name in after if after[name] != before[name]} == {"tls"}
+        assert not transport.reread()()
+        await read_by(reader("one"), after, key, arena)
+        with pytest.raises(PeerUnreachable, match="another certificate"):
+            await read_by(reader("two"), before, key, arena)
+        # What stands goes on.
+        targets = Targets([205_000])
+        await link.read(key, SEGMENTS, targets.regions, timeout=20)
+        await held.close()
+        # What cannot be used changes nothing.
+        shutil.copy(certificates.folder() / "one.pem", tmp_path / "own.pem")
+        with pytest.raises(InvalidArgument, match="tls_key"):
+            transport.reread()
+        assert transport.endpoint == after
+        await read_by(reader("one"), after, key, arena)
 
 
 async def test_who_listens_sees_neither_bytes_nor_keys() -> None:

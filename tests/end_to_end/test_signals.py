@@ -6,7 +6,9 @@ import asyncio
 import base64
 import json
 import re
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from hawk.control.keys import new_pair
 from hawk.control.messages import decode_ticket
 from hawk.errors import DeadlineExceeded, PeerLost, PeerUnreachable, UnknownPeer
+from tests import certificates
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, npu
 
@@ -146,3 +149,40 @@ async def test_a_dump_tells_what_goes_on_and_no_log_tells_a_secret(site: Site) -
         assert ticket not in log
         assert decode_ticket(offer.ticket).claim not in log
         assert not any(token in log for token in tokens)
+
+
+async def test_a_renewed_certificate_is_shown_and_known_after_sighup(site: Site) -> None:
+    """The decode side goes on fetching over connections that pin the new one; a key that does not fit is refused."""
+
+    def place(which: str) -> None:
+        for file, into in ((f"{which}.pem", "p0.pem"), (f"{which}-tls.key", "p0-tls.key")):
+            shutil.copy(certificates.folder() / file, site.folder / into)
+
+    def tcp(**files: Path) -> dict[str, Any]:
+        return {
+            "transport": {"prefer": ["tcp"]},
+            "transport.tcp": {name: str(file) for name, file in files.items()},
+        }
+
+    place("one")
+    own = {"tls_cert": site.folder / "p0.pem", "tls_key": site.folder / "p0-tls.key"}
+    prefill = site.start("p0", tcp(**{**certificates.settings(), **own}), role="prefill")
+    tables = {**tcp(**certificates.settings("two")), "peers": {"p0": prefill.control}, "memory.npu0": npu(8)}
+    decode = site.start("d0", tables, role="decode")
+    async with clients(prefill, decode) as (hp, hd):
+        cache, device = await hp.register(c.filled()), await hd.allocate(c.target_spec(), memory="npu0")
+
+        async def move(name: str) -> None:
+            await hp.offer(name, cache, np.arange(4), tokens=64, consumer="d0")
+            await hd.fetch(request=name, source="p0", into=device, blocks=[3], timeout="10s")
+
+        await move("before")
+        place("two")
+        assert (await reloaded(prefill))["certificates_changed"] == ["tcp"]
+        await move("after")
+        assert (await reloaded(prefill))["certificates_changed"] == []
+        shutil.copy(certificates.folder() / "one.pem", site.folder / "p0.pem")
+        prefill.send(signal.SIGHUP)
+        (refused,) = await said(prefill, "the new configuration is refused; the old one goes on")
+        assert "tls_key" in refused["reason"]
+        await move("still")

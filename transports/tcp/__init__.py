@@ -88,6 +88,15 @@ class TcpTransport(Transport):
         """See `Transport.trouble`."""
         return None if self._server is not None and self._server.listening else "it does not listen any more"
 
+    def reread(self) -> Callable[[], bool]:
+        """See `Transport.reread`: the certificate, its key and the authority, for connections made from then on."""
+        now = self._tls
+        if now is None:
+            return super().reread()
+        fresh = _read_tls(self.config)
+        assert fresh is not None
+        return lambda: now.adopt(fresh)
+
     @property
     def endpoint(self) -> dict[str, str]:
         """Where we listen, the token that admits a connection, which loopback is ours, and our certificate."""
@@ -102,11 +111,8 @@ class TcpTransport(Transport):
 
     @property
     def _tls(self) -> _tls.Tls | None:
-        cert, key, ca = self.config.tls_cert, self.config.tls_key, self.config.tls_ca
-        if cert is None or key is None or ca is None:
-            return None
         if self._loaded is None:
-            self._loaded = _tls.Tls(cert, key, ca)
+            self._loaded = _read_tls(self.config)
         return self._loaded
 
     def serve(self, region: Region) -> None:
@@ -159,3 +165,11 @@ class TcpTransport(Transport):
     def _step(self, done: int) -> None:
         if self.on_step is not None:
             self.on_step(done)
+
+
+def _read_tls(config: TcpConfig) -> _tls.Tls | None:
+    """What the files of the configuration say; None where it names none."""
+    cert, key, ca = config.tls_cert, config.tls_key, config.tls_ca
+    if cert is None or key is None or ca is None:
+        return None
+    return _tls.Tls(cert, key, ca)

@@ -66,6 +66,12 @@ class Tls:
                 ) from error
         self._server, self._client = server, client
 
+    def adopt(self, other: Tls) -> bool:
+        """Uses what `other` has read for connections from now on; whether the fingerprint is another."""
+        changed = other.fingerprint != self.fingerprint
+        self._server, self._client, self.fingerprint = other._server, other._client, other.fingerprint
+        return changed
+
     def welcome(self, sock: socket.socket) -> ssl.SSLSocket:
         """The serving side of an accepted connection; `do_handshake` is still to be called."""
         return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)

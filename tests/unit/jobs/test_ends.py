@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -355,3 +356,11 @@ async def test_bytes_out_are_those_that_were_read_and_not_those_that_were_prepar
         assert 0 < before < whole.nbytes
         out = made.metrics.value("hawk_bytes_total", direction="out", transport="tcp")
         assert out == before + whole.nbytes
+
+
+async def test_who_is_there_is_told_when_this_agent_is_to_be_read_in_another_way() -> None:
+    async with rig() as made:
+        for identity in (PEER, b"a stranger"):
+            made.server.peers[identity] = SimpleNamespace(identity=identity, generation=0, name="", version=2)
+        made.serving.guests.greet()
+        assert made.seen == ["welcome", "welcome"]  # the first when it came
