@@ -77,25 +77,44 @@ TARGET static ALWAYS __m512i FN(bfp_sizes)(__m512i x, __m512i size, __m512i most
     return _mm512_min_epi16(_mm512_srli_epi16(v, drop), _mm512_set1_epi16((short)((1 << keep) - 1)));
 }
 
-/* Four groups: their codes, of four bits in the lower half of what is returned, and exponents, one a byte. */
-TARGET static ALWAYS __m512i FN(bfp_four)(__m512i a, __m512i b, int bits, uint32_t *exponents)
+/* The first word of each lane, one a byte. */
+TARGET static ALWAYS uint32_t FN(bfp_exponents)(__m512i lanes)
 {
-    const __m512i all = _mm512_set1_epi16(0x7fff), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-    __m512i size_a = _mm512_and_si512(a, all), size_b = _mm512_and_si512(b, all);
-    __m512i most = _mm512_srli_epi16(FN(bfp_most)(size_a, size_b), 7);
     const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    __m128i each = _mm512_castsi512_si128(_mm512_permutexvar_epi32(firsts, most));
-    *exponents = (uint32_t)_mm_cvtsi128_si32(_mm_shuffle_epi8(each, _mm_set1_epi32(0x0c080400)));
-    __m512i m = _mm512_packus_epi16(FN(bfp_sizes)(a, size_a, _mm512_shuffle_i64x2(most, most, 0x50), bits),
-                                    FN(bfp_sizes)(b, size_b, _mm512_shuffle_i64x2(most, most, 0xfa), bits));
-    m = _mm512_permutexvar_epi64(order, m);
-    __mmask64 negative = _mm512_kunpackd(_mm512_movepi16_mask(b), _mm512_movepi16_mask(a));
+    __m128i each = _mm512_castsi512_si128(_mm512_permutexvar_epi32(firsts, lanes));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_shuffle_epi8(each, _mm_set1_epi32(0x0c080400)));
+}
+
+/* Codes by magnitudes and signs; of four bits in the lower half of what is returned. */
+TARGET static ALWAYS __m512i FN(bfp_signed)(__m512i m, __mmask64 negative, int bits)
+{
     negative = _mm512_mask_test_epi8_mask(negative, m, m);
     m = _mm512_mask_add_epi8(m, negative, m, _mm512_set1_epi8((char)(1 << (bits - 1))));
     if (bits == 8)
         return m;
     __m512i pairs = _mm512_maddubs_epi16(m, _mm512_set1_epi16(0x1001)); /* even + 16 * odd */
     return _mm512_castsi256_si512(_mm512_cvtepi16_epi8(pairs));
+}
+
+/* Four groups: their codes, and exponents, one a byte. */
+TARGET static ALWAYS __m512i FN(bfp_four)(__m512i a, __m512i b, int bits, uint32_t *exponents)
+{
+    const __m512i all = _mm512_set1_epi16(0x7fff), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    __m512i size_a = _mm512_and_si512(a, all), size_b = _mm512_and_si512(b, all);
+    __m512i most = _mm512_srli_epi16(FN(bfp_most)(size_a, size_b), 7);
+    *exponents = FN(bfp_exponents)(most);
+    __m512i m = _mm512_packus_epi16(FN(bfp_sizes)(a, size_a, _mm512_shuffle_i64x2(most, most, 0x50), bits),
+                                    FN(bfp_sizes)(b, size_b, _mm512_shuffle_i64x2(most, most, 0xfa), bits));
+    m = _mm512_permutexvar_epi64(order, m);
+    return FN(bfp_signed)(m, _mm512_kunpackd(_mm512_movepi16_mask(b), _mm512_movepi16_mask(a)), bits);
+}
+
+TARGET static ALWAYS void FN(bfp_put4)(__m512i codes, int bits, uint8_t *to)
+{
+    if (bits == 8)
+        _mm512_storeu_si512(to, codes);
+    else
+        _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(codes));
 }
 
 TARGET static ALWAYS void FN(bf16_bfp)(const uint8_t *from, int64_t n, uint8_t *to, uint8_t *shared, int bits)
@@ -105,10 +124,7 @@ TARGET static ALWAYS void FN(bf16_bfp)(const uint8_t *from, int64_t n, uint8_t *
         uint32_t exponents;
         __m512i codes = FN(bfp_four)(_mm512_loadu_si512(from), _mm512_loadu_si512(from + four), bits, &exponents);
         put32(shared, exponents);
-        if (bits == 8)
-            _mm512_storeu_si512(to, codes);
-        else
-            _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(codes));
+        FN(bfp_put4)(codes, bits, to);
     }
     if (n > 0)
         bf16_bfp_avx2(from, n, to, shared, bits);
@@ -126,135 +142,6 @@ TARGET static void FN(bf16_bfp4)(const uint8_t *from, const uint8_t *fs, int64_t
     (void)fs;
     FN(bf16_bfp)(from, n, to, ts, 4);
 }
-
-/* A group each run, straight from the source's page: contiguous, or woven of two halves. */
-TARGET static ALWAYS __m256i FN(bfp_load)(const struct move *m, int64_t k, const uint8_t *from, int woven)
-{
-    from += m->src_at[k];
-    if (!woven)
-        return _mm256_loadu_si256((const __m256i *)(const void *)from);
-    __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
-    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + m->b_at[1]));
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
-}
-
-#ifdef WITH_AVX512
-/* Two runs that follow each other in the source, or any. */
-TARGET static ALWAYS __m512i FN(bfp_load2)(const struct move *m, int64_t k, const uint8_t *from, int woven, int paired)
-{
-    if (!paired)
-        return _mm512_inserti64x4(_mm512_castsi256_si512(FN(bfp_load)(m, k, from, woven)), FN(bfp_load)(m, k + 1, from, woven), 1);
-    from += m->src_at[k];
-    if (!woven)
-        return _mm512_loadu_si512(from);
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)from);
-    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(from + m->b_at[1]));
-    return _mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
-}
-
-TARGET static ALWAYS void FN(bfp_fours)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
-                                        int woven, int paired)
-{
-    const int64_t each = GROUP * bits / 8;
-    for (int64_t k = 0; k + 4 <= m->runs; k += 4) {
-        uint32_t exponents;
-        __m512i codes = FN(bfp_four)(FN(bfp_load2)(m, k, from, woven, paired), FN(bfp_load2)(m, k + 2, from, woven, paired), bits,
-                                     &exponents);
-        int64_t at[4];
-        for (int i = 0; i < 4; i++) {
-            at[i] = (int64_t)((uint64_t)m->dst_at[k + i] / (2 * GROUP));
-            shared[at[i]] = (uint8_t)(exponents >> 8 * i);
-        }
-        __m128i low = _mm512_castsi512_si128(codes), next = _mm512_extracti64x2_epi64(codes, 1);
-        if (bits == 8) {
-            _mm_storeu_si128((__m128i *)(void *)(to + at[0] * each), low);
-            _mm_storeu_si128((__m128i *)(void *)(to + at[1] * each), next);
-            _mm_storeu_si128((__m128i *)(void *)(to + at[2] * each), _mm512_extracti64x2_epi64(codes, 2));
-            _mm_storeu_si128((__m128i *)(void *)(to + at[3] * each), _mm512_extracti64x2_epi64(codes, 3));
-        } else {
-            _mm_storel_epi64((__m128i *)(void *)(to + at[0] * each), low);
-            _mm_storeh_pd((double *)(void *)(to + at[1] * each), _mm_castsi128_pd(low));
-            _mm_storel_epi64((__m128i *)(void *)(to + at[2] * each), next);
-            _mm_storeh_pd((double *)(void *)(to + at[3] * each), _mm_castsi128_pd(next));
-        }
-    }
-}
-
-/* Eight runs, of which every other one goes on in the target: four of either fill a line. */
-TARGET static ALWAYS void FN(bfp_lines)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
-                                        int woven, int past)
-{
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 8, 8, 8, 8, 8, 8, 8);
-    const __m512i fours = _mm512_setr_epi64(0, 2, 8, 10, 1, 3, 9, 11);
-    for (int64_t k = 0; k < m->runs; k += 8) {
-        uint32_t e[2];
-        __m512i a = FN(bfp_four)(FN(bfp_load2)(m, k, from, woven, 1), FN(bfp_load2)(m, k + 2, from, woven, 1), bits, &e[0]);
-        __m512i b = FN(bfp_four)(FN(bfp_load2)(m, k + 4, from, woven, 1), FN(bfp_load2)(m, k + 6, from, woven, 1), bits, &e[1]);
-        const uint64_t i = (uint64_t)m->dst_at[k] / (2 * GROUP), j = (uint64_t)m->dst_at[k + 1] / (2 * GROUP);
-        __m128i each = _mm_shuffle_epi8(_mm_unpacklo_epi32(_mm_cvtsi32_si128((int)e[0]), _mm_cvtsi32_si128((int)e[1])), order);
-        put32(shared + i, (uint32_t)_mm_cvtsi128_si32(each));
-        put32(shared + j, (uint32_t)_mm_extract_epi32(each, 1));
-        if (bits == 8) {
-            __m512i one = _mm512_shuffle_i64x2(a, b, 0x88), other = _mm512_shuffle_i64x2(a, b, 0xdd);
-            if (past) {
-                _mm512_stream_si512((void *)(to + i * GROUP), one);
-                _mm512_stream_si512((void *)(to + j * GROUP), other);
-            } else {
-                _mm512_storeu_si512(to + i * GROUP, one);
-                _mm512_storeu_si512(to + j * GROUP, other);
-            }
-        } else {
-            a = _mm512_permutex2var_epi64(a, fours, b);
-            __m256i *one = (__m256i *)(void *)(to + i * (GROUP / 2)), *other = (__m256i *)(void *)(to + j * (GROUP / 2));
-            if (past) {
-                _mm256_stream_si256(one, _mm512_castsi512_si256(a));
-                _mm256_stream_si256(other, _mm512_extracti64x4_epi64(a, 1));
-            } else {
-                _mm256_storeu_si256(one, _mm512_castsi512_si256(a));
-                _mm256_storeu_si256(other, _mm512_extracti64x4_epi64(a, 1));
-            }
-        }
-    }
-}
-#endif
-
-TARGET static ALWAYS void FN(bfp_runs)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int bits,
-                                       int woven, int past)
-{
-    int64_t k = 0;
-#ifdef WITH_AVX512
-    if (m->lined && past)
-        FN(bfp_lines)(m, from, to, shared, bits, woven, 1);
-    else if (m->lined)
-        FN(bfp_lines)(m, from, to, shared, bits, woven, 0);
-    if (m->lined)
-        return;
-    if (m->paired)
-        FN(bfp_fours)(m, from, to, shared, bits, woven, 1);
-    else
-        FN(bfp_fours)(m, from, to, shared, bits, woven, 0);
-    k = m->runs / 4 * 4;
-#endif
-    (void)past;
-    for (; k < m->runs; k++) {
-        int64_t i = m->dst_at[k] / (2 * GROUP);
-        __m128i codes = bfp_codes_avx2(FN(bfp_load)(m, k, from, woven), bits, shared + i);
-        bfp_put_avx2(codes, bits, to + i * (GROUP * bits / 8));
-    }
-}
-
-#define FUSED(NAME, BITS, WOVEN)                                                                                  \
-    TARGET static void FN(NAME)(const struct move *m, const uint8_t *from, uint8_t *to, uint8_t *shared, int past) \
-    {                                                                                                             \
-        FN(bfp_runs)(m, from, to, shared, BITS, WOVEN, past);                                                     \
-    }
-FUSED(runs_bfp8, 8, 0)
-FUSED(runs_bfp4, 4, 0)
-FUSED(weave_bfp8, 8, 1)
-FUSED(weave_bfp4, 4, 1)
-#undef FUSED
 
 #ifdef WITH_AVX512
 /* The other way, two groups to a register.  A magnitude becomes a float as a whole number, of which the upper half is the

@@ -16,26 +16,6 @@ TARGET static ALWAYS __m512i FN(bfp_sizes16)(__m512i x, __m512i size, __m512i mo
     return _mm512_min_epi16(_mm512_srli_epi16(v, drop), WORDS((1 << keep) - 1));
 }
 
-/* Codes of four groups by their magnitudes, 16 or 64 to a register in order, and signs. */
-TARGET static ALWAYS void FN(bfp_write)(__m512i m, __mmask64 negative, int bits, uint8_t *to)
-{
-    negative = _mm512_mask_test_epi8_mask(negative, m, m);
-    m = _mm512_mask_add_epi8(m, negative, m, _mm512_set1_epi8((char)(1 << (bits - 1))));
-    if (bits == 8) {
-        _mm512_storeu_si512(to, m);
-    } else {
-        __m512i pairs = _mm512_maddubs_epi16(m, WORDS(0x1001)); /* even + 16 * odd */
-        _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi16_epi8(pairs));
-    }
-}
-
-TARGET static ALWAYS uint32_t FN(bfp_exponents)(__m512i lanes)
-{
-    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    __m128i each = _mm512_castsi512_si128(_mm512_permutexvar_epi32(firsts, lanes));
-    return (uint32_t)_mm_cvtsi128_si32(_mm_shuffle_epi8(each, _mm_set1_epi32(0x0c080400)));
-}
-
 TARGET static __attribute__((noinline)) void FN(bfp_rare16)(const uint8_t *from, int64_t n, uint8_t *to, uint8_t *shared, int bits)
 {
     for (; n > 0; n -= GROUP, from += 2 * GROUP, to += GROUP * bits / 8) {
@@ -45,24 +25,34 @@ TARGET static __attribute__((noinline)) void FN(bfp_rare16)(const uint8_t *from,
     }
 }
 
+/* Four groups as `bfp_four` does it; 0 where some have denormals only, or what is not finite. */
+TARGET static ALWAYS int FN(bfp_four16)(__m512i a, __m512i b, int bits, __m512i *codes, uint32_t *exponents)
+{
+    __m512i size_a = _mm512_and_si512(a, WORDS(0x7fff)), size_b = _mm512_and_si512(b, WORDS(0x7fff));
+    __m512i most = FN(bfp_most)(size_a, size_b);
+    __mmask32 some = _mm512_test_epi16_mask(most, most); /* groups of zeros have the exponent 0 */
+    if (_mm512_mask_cmpge_epu16_mask(some, _mm512_sub_epi16(most, WORDS(0x400)), WORDS(0x7800)))
+        return 0;
+    most = _mm512_max_epu16(_mm512_srli_epi16(most, 10), WORDS(1));
+    *exponents = FN(bfp_exponents)(_mm512_maskz_add_epi16(some, most, WORDS(112)));
+    __m512i m = FN(narrow)(FN(bfp_sizes16)(a, size_a, _mm512_shuffle_i64x2(most, most, 0x50), bits),
+                           FN(bfp_sizes16)(b, size_b, _mm512_shuffle_i64x2(most, most, 0xfa), bits));
+    *codes = FN(bfp_signed)(m, _mm512_kunpackd(_mm512_movepi16_mask(b), _mm512_movepi16_mask(a)), bits);
+    return 1;
+}
+
 TARGET static ALWAYS void FN(fp16_bfp)(const uint8_t *from, int64_t n, uint8_t *to, uint8_t *shared, int bits)
 {
     const int64_t four = 4 * GROUP;
     for (; n >= four; n -= four, from += 2 * four, to += four * bits / 8, shared += 4) {
-        __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + four);
-        __m512i size_a = _mm512_and_si512(a, WORDS(0x7fff)), size_b = _mm512_and_si512(b, WORDS(0x7fff));
-        __m512i most = FN(bfp_most)(size_a, size_b);
-        /* Groups of denormals, or with what is not finite; those of zeros have the exponent 0. */
-        __mmask32 some = _mm512_test_epi16_mask(most, most);
-        if (_mm512_mask_cmpge_epu16_mask(some, _mm512_sub_epi16(most, WORDS(0x400)), WORDS(0x7800))) {
+        uint32_t exponents;
+        __m512i codes;
+        if (!FN(bfp_four16)(_mm512_loadu_si512(from), _mm512_loadu_si512(from + four), bits, &codes, &exponents)) {
             FN(bfp_rare16)(from, four, to, shared, bits);
             continue;
         }
-        most = _mm512_max_epu16(_mm512_srli_epi16(most, 10), WORDS(1));
-        put32(shared, FN(bfp_exponents)(_mm512_maskz_add_epi16(some, most, WORDS(112))));
-        __m512i m = FN(narrow)(FN(bfp_sizes16)(a, size_a, _mm512_shuffle_i64x2(most, most, 0x50), bits),
-                               FN(bfp_sizes16)(b, size_b, _mm512_shuffle_i64x2(most, most, 0xfa), bits));
-        FN(bfp_write)(m, _mm512_kunpackd(_mm512_movepi16_mask(b), _mm512_movepi16_mask(a)), bits, to);
+        put32(shared, exponents);
+        FN(bfp_put4)(codes, bits, to);
     }
     FN(bfp_rare16)(from, n, to, shared, bits);
 }
@@ -107,7 +97,7 @@ TARGET static ALWAYS void FN(wide_to_bfp)(const u32 *restrict x, int64_t n, uint
         __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(m[0], m[1]), _mm512_packs_epi32(m[2], m[3]));
         __mmask32 low = _mm512_kunpackw(_mm512_movepi32_mask(v[1]), _mm512_movepi32_mask(v[0]));
         __mmask32 high = _mm512_kunpackw(_mm512_movepi32_mask(v[3]), _mm512_movepi32_mask(v[2]));
-        FN(bfp_write)(_mm512_permutexvar_epi32(order, bytes), _mm512_kunpackd(high, low), bits, to);
+        FN(bfp_put4)(FN(bfp_signed)(_mm512_permutexvar_epi32(order, bytes), _mm512_kunpackd(high, low), bits), bits, to);
     }
     (bits == 8 ? FN(write_bfp8) : FN(write_bfp4))(x, n, to, shared);
 }

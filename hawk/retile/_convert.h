@@ -289,6 +289,9 @@ TWO(e5m2_bf16, uint8_t, u16, from_e5m2(v) >> 16)
 #include "_lanes_mx.h"
 #include "_bfp_wide.h"
 #endif
+#ifdef BFP_WRITERS
+#include "_bfp_fused.h"
+#endif
 
 /* What a nest needs of these. */
 static const struct converters FN(converters) = {
@@ -316,9 +319,16 @@ static const struct converters FN(converters) = {
                [FP16][BFP8] = FN(fp16_bfp8), [FP16][BFP4] = FN(fp16_bfp4),
 #endif
     },
+#define FUSED4(NAME)                                                                                              \
+    {{FN(NAME##_runs_bfp8), FN(NAME##_runs_bfp4)}, {FN(NAME##_weave_bfp8), FN(NAME##_weave_bfp4)}}
 #ifdef BFP_WRITERS
-    .fused = {{FN(runs_bfp8), FN(runs_bfp4)}, {FN(weave_bfp8), FN(weave_bfp4)}},
+    .fused = {[BF16] = FUSED4(bf16),
+#ifdef WITH_AVX512
+              [FP16] = FUSED4(fp16), [E4M3] = FUSED4(e4m3), [E5M2] = FUSED4(e5m2), [INT8] = FUSED4(int8),
 #endif
+    },
+#endif
+#undef FUSED4
 #ifdef WITH_AVX512
     .parted = {{FN(bfp8_runs), FN(bfp4_runs)}, {FN(bfp8_apart), FN(bfp4_apart)}},
 #endif

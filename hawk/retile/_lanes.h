@@ -90,6 +90,14 @@ TARGET static ALWAYS __m512i FN(of_e5m2)(__m512i code)
     return _mm512_ternarylogic_epi64(sign, WORDS(0x8000), v, 0xea);
 }
 
+/* Whole numbers, exact: by halves of a lane of 32 bits. */
+TARGET static ALWAYS __m512i FN(of_int8)(__m512i code)
+{
+    __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(code, 24), 24), odd = _mm512_srai_epi32(_mm512_slli_epi32(code, 8), 24);
+    even = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(even)), 16);
+    return _mm512_mask_mov_epi16(even, 0xaaaaaaaau, _mm512_castps_si512(_mm512_cvtepi32_ps(odd)));
+}
+
 #define WIDEN(NAME, VALUE)                                                                                        \
     TARGET static void FN(NAME)(const uint8_t *from, const uint8_t *fs, int64_t n, uint8_t *to, uint8_t *ts)      \
     {                                                                                                             \

@@ -20,7 +20,7 @@ struct move {
     int64_t from_step, to_step;  /* elements, of a strided mover */
     int far;                     /* whether lines are to be asked for ahead of their use: nobody else does */
     int paired;                  /* whether runs 2k and 2k + 1 follow each other in the source */
-    int lined;                   /* whether, besides, runs 8k, 8k + 2, + 4, + 6 and those between fill lines of BFP8 */
+    int lined;                   /* whether, besides, runs 8k, 8k + 2, + 4, + 6 and those between fill 64 elements each */
     int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
 };
 
@@ -36,8 +36,8 @@ struct converters {
     reader read[CODECS];
     writer write[CODECS];
     pair direct[CODECS][CODECS];
-    fusion fused[2][2];   /* of bf16, in runs of a group or woven ones, into BFP8 and BFP4 */
-    fission parted[2][2]; /* of BFP8 and BFP4 into bf16, in runs of a group or halves of it */
+    fusion fused[CODECS][2][2]; /* in runs of a group or woven ones, into BFP8 and BFP4 */
+    fission parted[2][2];       /* of BFP8 and BFP4 into bf16, in runs of a group or halves of it */
     scaler multiply, divide;
 };
 

@@ -94,15 +94,15 @@ static void by_source(struct move *m)
         m->src_at[m->runs + k] = m->src_at[m->runs - 1];
 }
 
-/* Whether every other run goes on where the one before it ends, `bytes` on. */
-static void pair_runs(struct move *m, int64_t bytes)
+/* What is known of runs of `bytes` in the target, of which the next goes on `step` bytes behind in the source: see `struct move`. */
+static void pair_runs(struct move *m, int64_t bytes, int64_t step)
 {
-    m->paired = 1;
+    m->paired = m->runs % 2 == 0;
     for (int64_t k = 0; k + 1 < m->runs; k += 2)
-        m->paired &= m->src_at[k + 1] == m->src_at[k] + bytes;
+        m->paired &= m->src_at[k + 1] == m->src_at[k] + step;
     m->lined = m->paired && m->runs % 8 == 0;
-    for (int64_t k = 0; k < m->runs; k++) /* 128 bytes of bf16 are a line */
-        m->lined &= k % 8 < 2 ? m->dst_at[k] % 128 == 0 : m->dst_at[k] == m->dst_at[k - 2] + 32;
+    for (int64_t k = 0; k < m->runs; k++)
+        m->lined &= k % 8 < 2 ? m->dst_at[k] % (4 * bytes) == 0 : m->dst_at[k] == m->dst_at[k - 2] + bytes;
 }
 
 /* How `loops`, elements of `width` bytes in the target's order, become a dense scratch; 0 where a table is too short for

@@ -150,6 +150,25 @@ static fission plan_parted(struct nest *t)
     return converters()->parted[apart][codec - BFP8];
 }
 
+/* Groups of a target that are read where they lie: whole, or woven of two halves. */
+static void plan_fused(struct nest *t, float factor)
+{
+    struct move *m = &t->move;
+    const int to = t->work.dst_codec, width = width_of(t->mid);
+    const int woven = m->run == movers()->weave[0][width == 4 ? 2 : width - 1];
+    t->fused = NULL;
+    if ((to != BFP8 && to != BFP4) || factor != 1 ||
+        !(woven ? m->na == GROUP / 2 : m->run == movers()->runs && m->bytes == GROUP * width))
+        return;
+    t->fused = converters()->fused[t->mid][woven][to - BFP8];
+    if (!t->fused)
+        return;
+    by_source(m);
+    pair_runs(m, GROUP * width, woven ? GROUP * width / 2 : GROUP * width);
+    if (t->mid != BF16 && !m->lined)
+        t->fused = NULL;
+}
+
 /* What is done with the box that the loops `in` are; 0 where tables do not hold it. */
 static int plan_box(struct nest *t)
 {
@@ -224,15 +243,8 @@ static int plan_box(struct nest *t)
     if (!plan_move(&t->move, within, t->inner, width_of(t->mid)))
         return 0;
     t->moves = (group_src > 1 && t->span) || t->move.runs > 1 || t->move.run != movers()->runs;
-    const int woven = t->move.run == movers()->weave[0][1];
-    t->fused = NULL;
-    if (t->mid == BF16 && (w->dst_codec == BFP8 || w->dst_codec == BFP4) &&
-        (woven ? t->move.na == GROUP / 2 : t->move.run == movers()->runs && t->move.bytes == 2 * GROUP))
-        t->fused = converters()->fused[woven][w->dst_codec - BFP8];
-    if (t->fused)
-        by_source(&t->move);
+    plan_fused(t, group_src > 1 ? 1 : w->src_factor);
     t->parted = group_src > 1 && !t->fused ? plan_parted(t) : NULL;
-    pair_runs(&t->move, woven ? GROUP : 2 * GROUP);
     return 1;
 }
 
