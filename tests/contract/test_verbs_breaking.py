@@ -180,6 +180,31 @@ async def test_a_remote_key_opens_its_range_on_its_queue_pair_alone() -> None:
             await it.read(grant.key, Segments.of([(0, 0, 4096, 8193)]))
 
 
+async def test_when_a_revoke_returns_every_window_is_invalidated() -> None:
+    async with pair() as it:
+        grant, other = it.serving.grant(0, ARENA), it.serving.grant(0, 4096)
+        await it.read(grant.key)
+        await it.read(other.key, Segments.of([(0, 0, 0, 4096)]))
+        (device,) = it.driver(it.serving).opened
+
+        def open_now() -> list[int]:
+            return sorted(w.nbytes for w in device.table.windows() if w.memory is not None)
+
+        assert open_now() == [4096, 4096, ARENA, ARENA]
+        invalidated: list[int] = []
+        invalidate = device.table.invalidate
+
+        def noted(key: int, queue: int) -> bool:
+            invalidated.append(queue)
+            return invalidate(key, queue)
+
+        device.table.invalidate = noted  # type: ignore[method-assign]
+        assert await it.serving.revoke(grant)
+        assert sorted(invalidated) == sorted(device.queues), "by each queue pair that one is bound on"
+        assert open_now() == [4096, 4096]
+        assert it.broken() == [0, 0], "nobody was reading: nothing broke"
+
+
 async def test_revoking_when_the_readers_queue_pairs_are_broken() -> None:
     async with pair() as it:
         grant = it.serving.grant(0, ARENA)

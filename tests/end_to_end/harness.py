@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ class Site:
         tables: dict[str, dict[str, Any] | None] | None = None,
         *,
         ready: bool = True,
+        command: Sequence[str] = COMMAND,
         **agent: Any,
     ) -> AgentProcess:
         """Starts an agent; returns once it answers (or at once, unless `ready`)."""
@@ -139,7 +140,7 @@ class Site:
         try:
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [*COMMAND, "--config", str(config), "--ready-fd", str(writing)],
+                    [*command, "--config", str(config), "--ready-fd", str(writing)],
                     pass_fds=[writing],
                     stdin=subprocess.DEVNULL,
                     stdout=file,

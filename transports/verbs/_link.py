@@ -278,6 +278,14 @@ class VerbsLink(Link):
     async def _recover(self, stripe: Stripe) -> None:
         """Destroys a broken queue pair, puts what was on it elsewhere, and makes it anew."""
         end, pause = stripe.end, _FIRST_PAUSE
+        if self._over is None:
+            log.warning(
+                "a queue pair broke",
+                peer=self._peer,
+                device=self._ports[stripe.device].device.name,
+                reason=stripe.fault,
+                failures=stripe.failures,
+            )
         while end is not None:
             try:
                 await end.close()

@@ -59,6 +59,11 @@ class Stripe:
         """Batches under way."""
         return len(self._flights)
 
+    @property
+    def fault(self) -> str:
+        """What the completion said that broke it."""
+        return "given up" if self._fault is None else _said(self._fault[1])
+
     def carries(self, work: Work) -> bool:
         """Whether something of this read is under way."""
         return any(flight.work is work for flight in self._flights)
@@ -140,7 +145,7 @@ class Stripe:
 
 def _verdict(flight: Flight, status: int) -> HawkError | None:
     """What a failed completion means for the read that it belongs to; None where the path is to blame."""
-    said = STATUS.get(status, f"status {status}")
+    said = _said(status)
     if status == REM_ACCESS:
         return AccessDenied("the key was revoked during the read, or does not cover the range", got=said)
     if status in _OF_THE_PATH:
@@ -150,3 +155,7 @@ def _verdict(flight: Flight, status: int) -> HawkError | None:
             else None
         )
     return TransferFailed("the RDMA device refused the read", got=said)
+
+
+def _said(status: int) -> str:
+    return STATUS.get(status, f"status {status}")

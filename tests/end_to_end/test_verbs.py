@@ -1,0 +1,95 @@
+"""Two agents and the verbs transport, over devices without hardware: the main job, and agents that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hawk
+from tests.end_to_end import caches as c
+from tests.end_to_end import fake_verbs
+from tests.end_to_end.conftest import DECODERS
+from tests.end_to_end.harness import AgentProcess, Site, back_to, clients, counts, npu
+from tests.end_to_end.test_deaths import LOST, good, half_done, register
+from tests.end_to_end.test_main_job import move
+
+COMMAND = (sys.executable, str(Path(fake_verbs.__file__)))
+VERBS: dict[str, Any] = {"queue_pairs": 2, "batch": "64KiB", "message": "16KiB", "depth": 32}
+
+
+def start_prefill(site: Site, **agent: Any) -> AgentProcess:
+    tables = {"transport": {"prefer": ["verbs"]}, "transport.verbs": VERBS, "jobs": {"lease": "2s"}}
+    return site.start("p0", tables, role="prefill", command=COMMAND, **agent)
+
+
+def start_decode(site: Site, prefill: AgentProcess, mode: str = "auto") -> AgentProcess:
+    tables = {
+        "transport": {"prefer": ["verbs"], "mode": mode},
+        "transport.verbs": VERBS,
+        "jobs": {"lease": "2s"},
+        "peers": {"p0": prefill.control},
+        "memory.npu0": npu(8),
+    }
+    return site.start(
+        DECODERS["tcp", mode] if mode != "auto" else "d0", tables, role="decode", command=COMMAND
+    )
+
+
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+async def test_every_byte_arrives_and_no_other_changes(site: Site, mode: str) -> None:
+    prefill = start_prefill(site)
+    async with clients(prefill, start_decode(site, prefill, mode)) as (hp, hd):
+        for codec in ("bf16", "bfp8_b"):
+            ready = await move(
+                hp, hd, "npu0", c.target_spec(codec=codec), c.filled(), tokens=500, name=f"r-{codec}"
+            )
+            assert (ready.transport, ready.mode) == ("verbs", mode)
+
+
+async def test_several_at_a_time(site: Site) -> None:
+    prefill = start_prefill(site)
+    async with clients(prefill, start_decode(site, prefill)) as (hp, hd):
+        source, cache = await register(hp)
+        devices = [await hd.allocate(c.target_spec(), memory="npu0") for _ in range(3)]
+        await asyncio.gather(*(good(hp, hd, source, cache, d, f"r{i}") for i, d in enumerate(devices)))
+
+
+async def test_the_prefill_agent_is_killed_and_comes_back(site: Site) -> None:
+    prefill = start_prefill(site)
+    decode = start_decode(site, prefill)
+    async with clients(decode) as (hd,):
+        device = await hd.allocate(c.target_spec(), memory="npu0")
+        before = await counts(hd)
+        async with hawk.connect(prefill.local) as hp:
+            source, cache = await register(hp)
+            _, job = await half_done(hp, hd, cache, device)
+            prefill.kill()
+            with pytest.raises(LOST):
+                await job
+        await back_to(before, hd)
+        again = start_prefill(site, control=prefill.control)
+        async with hawk.connect(again.local) as hp:
+            source, cache = await register(hp)
+            await good(hp, hd, source, cache, device)
+
+
+async def test_the_decode_agent_is_killed_and_the_arena_comes_back(site: Site) -> None:
+    prefill = start_prefill(site)
+    decode = start_decode(site, prefill)
+    async with clients(prefill) as (hp,):
+        before = await counts(hp)
+        source, cache = await register(hp)
+        async with hawk.connect(decode.local) as hd:
+            device = await hd.allocate(c.target_spec(), memory="npu0")
+            await half_done(hp, hd, cache, device)
+            decode.kill()
+        again = start_decode(site, prefill)
+        async with hawk.connect(again.local) as hd:
+            device = await hd.allocate(c.target_spec(), memory="npu0")
+            await good(hp, hd, source, cache, device)
+        await cache.release()
+        await back_to(before, hp)
