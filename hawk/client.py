@@ -46,6 +46,7 @@ from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.handles import PARTS_SINCE, Cache, DeviceCache, Fetch, OfferHandle
 from hawk.memory.mapping import find
 from hawk.memory.received import map_received
+from hawk.memory.windows import map_window
 from hawk.operator import Operator
 
 if TYPE_CHECKING:
@@ -120,7 +121,14 @@ class Client(Operator):
             for tag in answer.tags:
                 name = f"{memory}/channel{len(buffers)}"
                 buffers.append(
-                    await map_received(self._link, tag, answer.region_bytes, name=name, timeout=self._timeout)
+                    await map_received(
+                        self._link,
+                        tag,
+                        answer.region_bytes,
+                        name=name,
+                        timeout=self._timeout,
+                        mapper=map_window,
+                    )
                 )
         except BaseException:
             for buffer in buffers:

@@ -100,7 +100,7 @@ class DeviceCache(Cache):
 
     @property
     def descriptors(self) -> list[int]:
-        """One memfd per channel, for another process to map; they stay this cache's to close."""
+        """One memfd (or dma-buf) per channel, for another process to map; they stay this cache's to close."""
         return [buffer.fd for buffer in self._buffers]
 
     def buffer(self, layer: int, kv: int) -> list[NDArray[np.uint8]]:

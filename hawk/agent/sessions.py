@@ -231,7 +231,7 @@ async def hand_over(session: Session, call: int, entry: CacheEntry) -> Allocated
     tags = []
     for region in entry.regions:
         tag = secrets.token_bytes(16)
-        await session.connection.send_fd(tag, region.fd)
+        await session.connection.send_fd(tag, region.fd if region.fd >= 0 else region.dmabuf)
         tags.append(tag)
     return Allocated(
         id=call,

@@ -1,4 +1,4 @@
-"""What host memory and emulated devices share: channels that are memfd regions of this machine."""
+"""What memories share whose channels this process has mapped; and those whose channels are memfd regions."""
 
 from __future__ import annotations
 
@@ -49,57 +49,26 @@ def check_options(capacity: int, channels: int, alignment: int) -> None:
         )
 
 
-class ChannelMemory(Memory):
-    """One memfd region per channel, all there and touched once the constructor returns.
+class Channels(Memory):
+    """A memory whose channels this process has mapped, wherever they come from.
 
-    name       unique in its agent; regions are called `name/channelN`
-    capacity   bytes in all channels together; each gets its share, rounded down to `alignment`
-    channels   how many, at least 1
-    alignment  bytes; every allocation starts at a multiple of it
-    huge_pages hints the kernel to back the channels with huge pages
+    name           unique in its agent; regions are called `name/channelN`
+    channels       how many, at least 1
+    channel_bytes  bytes of each, rounded down to `alignment`
+    alignment      bytes; every allocation starts at a multiple of it
 
-    The constructor blocks while it fills the memory.  Raises `OutOfMemory` if the machine has not that much,
-    `InvalidArgument` for figures that make no memory; nothing stays open then.
+    A subclass calls this constructor, then sets `_regions`.
     """
 
-    def __init__(
-        self, name: str, *, capacity: int, channels: int, alignment: int = 64, huge_pages: bool = False
-    ) -> None:
-        if channels < 1:
-            raise InvalidArgument(
-                "a memory without channels", field=f"{name}.channels", got=channels, expected="at least 1"
-            )
-        if alignment < 1:
-            raise InvalidArgument(
-                "no alignment", field=f"{name}.alignment", got=alignment, expected="at least 1"
-            )
-        if capacity // channels < alignment:
-            raise InvalidArgument(
-                "too little for every channel to hold anything",
-                field=f"{name}.capacity",
-                got=capacity,
-                expected=f"at least {channels * alignment} bytes",
-            )
+    def __init__(self, name: str, *, channels: int, channel_bytes: int, alignment: int) -> None:
         self.name = name
         self.channels = channels
         self.alignment = alignment
-        self._allocator = LockstepAllocator(channels, capacity // channels, alignment, name)
+        self._allocator = LockstepAllocator(channels, channel_bytes, alignment, name)
         self.channel_bytes = self._allocator.channel_bytes
         self._mover: ThreadPoolExecutor | None = None
         self._closing = threading.Event()
-        self._buffers: list[SharedBuffer] = []
-        # All at once first: half a device's channels filled and given back would be seconds for nothing.
-        require_memory(channels * self.channel_bytes, name)
-        try:
-            for c in range(channels):
-                self._buffers.append(
-                    alloc(self.channel_bytes, name=f"{name}/channel{c}", huge_pages=huge_pages)
-                )
-        except BaseException:
-            for buffer in self._buffers:
-                buffer.close()
-            raise
-        self._regions: tuple[Region, ...] = tuple(buffer.region() for buffer in self._buffers)
+        self._regions: tuple[Region, ...] = ()
 
     @property
     def regions(self) -> Sequence[Region]:
@@ -152,7 +121,7 @@ class ChannelMemory(Memory):
             await asyncio.shield(work)
         except asyncio.CancelledError:
             stop.set()
-            await _settle(work)
+            await settle(work)
             raise
 
     def _move(self, moves: Moves, regions: Sequence[Region], stop: threading.Event) -> None:
@@ -189,7 +158,7 @@ class ChannelMemory(Memory):
         self._check("ranges", spans.region, spans.start, spans.nbytes)
 
     def close(self) -> None:
-        """Stops a move in progress, then closes the descriptors and lets go of the mappings.
+        """Stops a move in progress and lets go of the regions; a subclass then closes what it opened.
 
         Pages stay mapped for as long as somebody holds a region or a view of one.
         """
@@ -198,11 +167,65 @@ class ChannelMemory(Memory):
             self._mover.shutdown(wait=True)
             self._mover = None
         self._regions = ()
+
+
+class ChannelMemory(Channels):
+    """One memfd region per channel, all there and touched once the constructor returns.
+
+    name       unique in its agent; regions are called `name/channelN`
+    capacity   bytes in all channels together; each gets its share, rounded down to `alignment`
+    channels   how many, at least 1
+    alignment  bytes; every allocation starts at a multiple of it
+    huge_pages hints the kernel to back the channels with huge pages
+
+    The constructor blocks while it fills the memory.  Raises `OutOfMemory` if the machine has not that much,
+    `InvalidArgument` for figures that make no memory; nothing stays open then.
+    """
+
+    def __init__(
+        self, name: str, *, capacity: int, channels: int, alignment: int = 64, huge_pages: bool = False
+    ) -> None:
+        if channels < 1:
+            raise InvalidArgument(
+                "a memory without channels", field=f"{name}.channels", got=channels, expected="at least 1"
+            )
+        if alignment < 1:
+            raise InvalidArgument(
+                "no alignment", field=f"{name}.alignment", got=alignment, expected="at least 1"
+            )
+        if capacity // channels < alignment:
+            raise InvalidArgument(
+                "too little for every channel to hold anything",
+                field=f"{name}.capacity",
+                got=capacity,
+                expected=f"at least {channels * alignment} bytes",
+            )
+        super().__init__(name, channels=channels, channel_bytes=capacity // channels, alignment=alignment)
+        self._buffers: list[SharedBuffer] = []
+        # All at once first: half a device's channels filled and given back would be seconds for nothing.
+        require_memory(channels * self.channel_bytes, name)
+        try:
+            for c in range(channels):
+                self._buffers.append(
+                    alloc(self.channel_bytes, name=f"{name}/channel{c}", huge_pages=huge_pages)
+                )
+        except BaseException:
+            for buffer in self._buffers:
+                buffer.close()
+            raise
+        self._regions = tuple(buffer.region() for buffer in self._buffers)
+
+    def close(self) -> None:
+        """Stops a move in progress, then closes the descriptors and lets go of the mappings.
+
+        Pages stay mapped for as long as somebody holds a region or a view of one.
+        """
+        super().close()
         for buffer in self._buffers:
             buffer.close()
 
 
-async def _settle(work: asyncio.Future[None]) -> None:
+async def settle(work: asyncio.Future[None]) -> None:
     """Waits until `work` is over, however often this task is cancelled meanwhile; its outcome is dropped."""
     while not work.done():
         try:

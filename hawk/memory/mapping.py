@@ -30,7 +30,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Mapping:
-    """One shared mapping of a descriptor; unmapped when the last array over it is gone.
+    """One shared mapping of a descriptor from its byte `offset` on; unmapped when the last array over it is gone.
 
     address, nbytes    where it is in this process
     fd                 the descriptor, once it was told to `keep` it, until `drop_fd`; else -1
@@ -38,13 +38,13 @@ class Mapping:
 
     __slots__ = ("__weakref__", "_close", "_munmap", "address", "fd", "nbytes", "writable")
 
-    def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
+    def __init__(self, fd: int, nbytes: int, writable: bool, offset: int = 0) -> None:
         self.address = 0
         self.fd = -1
         self._munmap = _libc.munmap  # module globals may be gone when __del__ runs at exit
         self._close = os.close
         prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, fd, 0)
+        address = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, fd, offset)
         if address == _MAP_FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

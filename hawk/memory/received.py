@@ -19,16 +19,30 @@ class Descriptors(Protocol):
         """The descriptor that came, or comes, with `tag`; the caller closes it."""
 
 
+class Mapper(Protocol):
+    """`map_fd`, or another way with its parameters."""
+
+    def __call__(self, fd: int, nbytes: int, *, writable: bool, name: str) -> SharedBuffer:
+        """Maps the first `nbytes` of a descriptor that stays the caller's."""
+
+
 async def map_received(
-    source: Descriptors, tag: bytes, nbytes: int, *, name: str, timeout: float, writable: bool = True
+    source: Descriptors,
+    tag: bytes,
+    nbytes: int,
+    *,
+    name: str,
+    timeout: float,
+    writable: bool = True,
+    mapper: Mapper = map_fd,
 ) -> SharedBuffer:
-    """Maps the memory whose descriptor has `tag`; raises what `receive_fd` and `map_fd` raise.
+    """Maps the memory whose descriptor has `tag`; raises what `receive_fd` and `mapper` raise.
 
     Mapping touches every page, so a thread does it.  A cancelled wait leaves nothing open.
     """
     fd = await source.receive_fd(tag, timeout)
     mapping = asyncio.get_running_loop().run_in_executor(
-        None, lambda: map_fd(fd, nbytes, writable=writable, name=name)
+        None, lambda: mapper(fd, nbytes, writable=writable, name=name)
     )
     # The thread uses the descriptor until it ends, whether or not somebody still waits for it.
     mapping.add_done_callback(_closing(fd))

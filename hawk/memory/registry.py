@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from hawk.errors import HawkMemoryError, InvalidArgument
 from hawk.memory.host import HostMemory
 from hawk.memory.npu import EmulatedNpu
+from hawk.memory.npu_device import NpuDevice
 
 if TYPE_CHECKING:
     from hawk.memory.base import Memory
@@ -35,7 +36,7 @@ class MemoryKind(Protocol):
         ...
 
 
-_BUILT_IN = cast("dict[str, type[MemoryKind]]", {m.kind: m for m in (HostMemory, EmulatedNpu)})
+_BUILT_IN = cast("dict[str, type[MemoryKind]]", {m.kind: m for m in (HostMemory, EmulatedNpu, NpuDevice)})
 
 
 @cache

@@ -195,7 +195,7 @@ def load_order(kernel: Kernel, wanted: tuple[str, ...]) -> list[Path]:
 
 
 def build(kernel: Kernel, source: Path, cache: Path, say: Callable[[str], None]) -> Path:
-    """`make` in a copy of `source` against the kernel's headers; the folder with the results, kept by content.
+    """`make lab` in a copy of `source` against the kernel's headers; the folder with the results, kept by content.
 
     The Makefile is given KDIR.  Raises `LabError` with the end of the compiler's words.
     """
@@ -220,7 +220,7 @@ def build(kernel: Kernel, source: Path, cache: Path, say: Callable[[str], None])
             (tree / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, tree / path.relative_to(source))
         done = subprocess.run(
-            ["make", "-C", str(tree), f"KDIR=/usr/src/linux-headers-{kernel.version}"],
+            ["make", "-C", str(tree), f"KDIR=/usr/src/linux-headers-{kernel.version}", "lab"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

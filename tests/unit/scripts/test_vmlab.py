@@ -161,14 +161,14 @@ def test_a_module_is_built_in_a_copy_and_once(
     monkeypatch.setattr(packages, "ensure", lambda *_: None)
     source = tmp_path / "mod"
     source.mkdir()
-    (source / "Makefile").write_text("all:\n\techo $(KDIR) > built.ko; date +%N >> built.ko\n")
+    (source / "Makefile").write_text("lab:\n\techo $(KDIR) > built.ko; date +%N >> built.ko\n")
     folder = kernel.build(unpacked, source, tmp_path, print)
     text = (folder / "built.ko").read_text()
     assert text.startswith(f"/usr/src/linux-headers-{VERSION}\n")
     assert not (source / "built.ko").exists()
     kernel.build(unpacked, source, tmp_path, print)
     assert (folder / "built.ko").read_text() == text
-    (source / "Makefile").write_text("all:\n\techo no such thing; false\n")
+    (source / "Makefile").write_text("lab:\n\techo no such thing; false\n")
     with pytest.raises(vmlab.LabError, match="no such thing"):
         kernel.build(unpacked, source, tmp_path, print)
 

@@ -1,0 +1,385 @@
+"""The module hawk_npu inside a guest: loading it, its devices, and the two test modules that drive it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from hawk.memory import npu_abi as abi
+from hawk.memory.npu_abi import S32, U32, U64, ioctl_number
+
+BUILD = Path(os.environ["HAWK_LAB_BUILD_KMOD"])
+LIMIT = 60.0
+SETTLED = 20.0
+PAGE = mmap.PAGESIZE
+CHANNEL = 1 << 20
+SMALL = ("emulated=1", "channels=4", f"channel_kib={CHANNEL >> 10}")
+
+MODULES = {
+    "hawk_npu_peer_core": BUILD / "tests" / "hawk_npu_peer_core.ko",
+    "hawk_npu_importer": BUILD / "tests" / "hawk_npu_importer.ko",
+    "hawk_npu": BUILD / "hawk_npu.ko",
+}
+
+
+def insmod(path: Path, *parameters: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["insmod", str(path), *parameters], capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+
+
+def rmmod(name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["rmmod", name], capture_output=True, text=True, check=False, timeout=LIMIT)
+
+
+def loaded(name: str) -> bool:
+    return Path("/sys/module", name).exists()
+
+
+def said(since: int) -> str:
+    """What the kernel printed from that line on."""
+    return "\n".join(dmesg()[since:])
+
+
+def dmesg() -> list[str]:
+    return subprocess.run(
+        ["dmesg"], capture_output=True, text=True, check=True, timeout=LIMIT
+    ).stdout.splitlines()
+
+
+def numbers(which: str) -> dict[str, int]:
+    text = Path("/sys/kernel/debug/hawk_npu", which).read_text()
+    return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+def counts() -> dict[str, int]:
+    """Those that are not zero."""
+    return {name: value for name, value in numbers("counts").items() if value}
+
+
+def events(name: str) -> int:
+    return numbers("events")[name]
+
+
+def until_counts(expected: dict[str, int]) -> None:
+    """Waits for what the module does on its own: giving memory back, looking at pages that were kept."""
+    end = time.monotonic() + SETTLED
+    while counts() != expected and time.monotonic() < end:
+        time.sleep(0.05)
+    found = counts()
+    assert found == expected, f"{found}, and not {expected}"
+
+
+def inject(step: str) -> None:
+    Path("/sys/module/hawk_npu/parameters/inject").write_text(step)
+
+
+@contextmanager
+def module(*parameters: str) -> Iterator[None]:
+    """The modules loaded; all counts are zero at the end, and unloading leaves nothing behind."""
+    line = len(dmesg())
+    with_importer = ("hawk_npu_peer_core", "hawk_npu_importer")
+    try:
+        for name in with_importer:
+            done = insmod(MODULES[name])
+            assert done.returncode == 0, done.stderr
+        done = insmod(MODULES["hawk_npu"], *parameters)
+        assert done.returncode == 0, done.stderr
+        yield
+        until_counts({})
+    finally:
+        outcomes = [rmmod(name) for name in ("hawk_npu", "hawk_npu_importer", "hawk_npu_peer_core")]
+    assert [o.returncode for o in outcomes] == [0, 0, 0], [o.stderr for o in outcomes]
+    assert " left\n" not in said(line) + "\n"
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Iterator[None]:
+    """A small emulated device for all tests of a file."""
+    with module(*SMALL, "adopt=1"):
+        yield
+
+
+@pytest.fixture
+def clean(emulated: None) -> Iterator[None]:
+    """Every test ends with all counts at zero."""
+    assert counts() == {}
+    yield
+    inject("none")
+    until_counts({})
+
+
+def device_path(provider: int) -> str:
+    """The device of that provider."""
+    for path in sorted(Path("/dev").glob("hawk_npu[0-9]*")):
+        with Device(str(path)) as device:
+            if device.info().provider == provider:
+                return str(path)
+    raise AssertionError(f"no device with provider {provider}")
+
+
+class fails:  # noqa: N801  # reads as a verb: with fails(errno.EBUSY)
+    """The block fails with that errno."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        wanted = errno.errorcode[self._number]
+        assert isinstance(value, OSError), f"{wanted} expected, and not {value!r}"
+        assert errno.errorcode.get(value.errno or 0, value.errno) == wanted
+        return True
+
+
+class Opened:
+    """A device file that is closed at the end of the block, and sometimes before."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def ask(self, request: int, argument: Any = 0) -> Any:
+        fcntl.ioctl(self.fd, request, argument)
+        return argument
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Device(Opened):
+    """One open of a device of the module."""
+
+    def __init__(self, path: str = "/dev/hawk_npu0") -> None:
+        super().__init__(path)
+        self.maps: list[mmap.mmap] = []
+
+    def info(self) -> abi.Info:
+        return self.ask(abi.INFO, abi.Info())
+
+    def claim(self, *channels: int) -> Self:
+        for channel in channels:
+            self.ask(abi.CLAIM, abi.Channel(channel=channel))
+        return self
+
+    def map(self, channel: int, nbytes: int = CHANNEL, offset: int = 0, **more: Any) -> mmap.mmap:
+        at = channel << abi.MAP_SHIFT | offset
+        made = mapped(self.fd, nbytes, at, **more)
+        self.maps.append(made)
+        return made
+
+    def export(self, channel: int, offset: int = 0, nbytes: int = CHANNEL) -> int:
+        return int(self.ask(abi.EXPORT, abi.Export(channel=channel, offset=offset, nbytes=nbytes)).fd)
+
+    def checksum(self, channel: int, offset: int = 0, nbytes: int = CHANNEL) -> int:
+        argument = abi.Checksum(channel=channel, offset=offset, nbytes=nbytes)
+        return int(self.ask(abi.CHECKSUM, argument).value)
+
+    def revoke(self, channel: int) -> None:
+        self.ask(abi.REVOKE, abi.Channel(channel=channel))
+
+    def reset(self, channel: int) -> None:
+        self.ask(abi.RESET, abi.Channel(channel=channel))
+
+    def adopt(self, fd: int) -> abi.Adopt:
+        return self.ask(abi.ADOPT, abi.Adopt(fd=fd))
+
+    def close(self) -> None:
+        """The descriptor and the mappings: the module's release comes with the last of them."""
+        for made in self.maps:
+            made.close()
+        self.maps.clear()
+        super().close()
+
+
+def mapped(fd: int, nbytes: int, offset: int = 0, **more: Any) -> mmap.mmap:
+    return mmap.mmap(fd, nbytes, offset=offset, **({"flags": mmap.MAP_SHARED} | more))
+
+
+def address_of(made: mmap.mmap) -> int:
+    view = ctypes.c_char.from_buffer(made)
+    try:
+        return ctypes.addressof(view)
+    finally:
+        del view
+
+
+def fnv1a(data: bytes) -> int:
+    """What HAWK_NPU_CHECKSUM says of these bytes."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+# -- the test modules' headers: kmod/tests/*.h ------------------------------------------------------------
+
+STATIC, DYNAMIC, PINNED, SLOW = range(4)
+NO_P2P = 1
+
+
+def structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields)})
+
+
+Attach = structure(
+    ("fd", S32), ("how", U32), ("flags", U32), ("device", U32), ("peer2peer", U32), ("reserved", U32)
+)
+Map = structure(("nbytes", U64), ("entries", U32), ("faults", U32))
+Copy = structure(("offset", U64), ("nbytes", U64), ("user", U64), ("write", U32), ("reserved", U32))
+Status = structure(("attached", U32), ("mapped", U32), ("told", U32), ("reserved", U32))
+
+
+class Importer(Opened):
+    """One attachment of the importer module."""
+
+    def __init__(self) -> None:
+        super().__init__("/dev/hawk_npu_importer")
+
+    def attach(self, fd: int, how: int, device: int = 0, flags: int = 0) -> Any:
+        request = ioctl_number(3, 0, Attach, 0xB8)
+        return self.ask(request, Attach(fd=fd, how=how, device=device, flags=flags))
+
+    def map(self) -> Any:
+        return self.ask(ioctl_number(2, 1, Map, 0xB8), Map())
+
+    def write(self, offset: int, data: bytes) -> None:
+        buffer = ctypes.create_string_buffer(data, len(data))
+        self._copy(offset, buffer, 1)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        buffer = ctypes.create_string_buffer(nbytes)
+        self._copy(offset, buffer, 0)
+        return buffer.raw
+
+    def _copy(self, offset: int, buffer: Any, write: int) -> None:
+        argument = Copy(offset=offset, nbytes=len(buffer), user=ctypes.addressof(buffer), write=write)
+        self.ask(ioctl_number(1, 2, Copy, 0xB8), argument)
+
+    def unmap(self) -> None:
+        self.ask(0xB8 << 8 | 3)
+
+    def detach(self) -> None:
+        self.ask(0xB8 << 8 | 4)
+
+    def status(self) -> tuple[int, int, int]:
+        """Attached, mapped, how often told."""
+        found = self.ask(ioctl_number(2, 5, Status, 0xB8), Status())
+        return found.attached, found.mapped, found.told
+
+
+Register = structure(
+    ("addr", U64),
+    ("nbytes", U64),
+    ("device", U32),
+    ("id", U32),
+    ("failed", U32),
+    ("entries", U32),
+    ("faults", U32),
+    ("page_bytes", U32),
+)
+Deregister = structure(("id", U32), ("order", U32))
+PeerCopy = structure(("id", U32), ("write", U32), ("offset", U64), ("nbytes", U64), ("user", U64))
+PeerStatus = structure(("id", U32), ("invalidated", U32), ("clients", U32), ("live", U32))
+ACQUIRE, GET_PAGES, DMA_MAP = 1, 2, 3
+UNMAP_PUT, PUT_UNMAP, TWICE, RELEASE_ONLY = range(4)
+
+
+class PeerCore(Opened):
+    """The core's side of the peer-memory interface."""
+
+    def __init__(self) -> None:
+        super().__init__("/dev/hawk_npu_peer_core")
+        self.failed = 0
+
+    def register(self, address: int, nbytes: int, device: int = 0) -> Any:
+        argument = Register(addr=address, nbytes=nbytes, device=device)
+        try:
+            return self.ask(ioctl_number(3, 0, Register, 0xB9), argument)
+        finally:
+            self.failed = argument.failed
+
+    def deregister(self, ticket: int, order: int = UNMAP_PUT) -> None:
+        self.ask(ioctl_number(1, 1, Deregister, 0xB9), Deregister(id=ticket, order=order))
+
+    def write(self, ticket: int, offset: int, data: bytes) -> None:
+        buffer = ctypes.create_string_buffer(data, len(data))
+        self._copy(ticket, offset, buffer, 1)
+
+    def read(self, ticket: int, offset: int, nbytes: int) -> bytes:
+        buffer = ctypes.create_string_buffer(nbytes)
+        self._copy(ticket, offset, buffer, 0)
+        return buffer.raw
+
+    def _copy(self, ticket: int, offset: int, buffer: Any, write: int) -> None:
+        argument = PeerCopy(
+            id=ticket, write=write, offset=offset, nbytes=len(buffer), user=ctypes.addressof(buffer)
+        )
+        self.ask(ioctl_number(1, 2, PeerCopy, 0xB9), argument)
+
+    def invalidated(self, ticket: int) -> bool:
+        return bool(self.ask(ioctl_number(3, 3, PeerStatus, 0xB9), PeerStatus(id=ticket)).invalidated)
+
+
+# -- descriptors from one process to another -------------------------------------------------------------
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def send(number: int, fd: int) -> None:
+    """Sends a descriptor through the socket with that number."""
+    with socket.socket(fileno=number) as end:
+        socket.send_fds(end, [b"x"], [fd])
+
+
+def receive(end: socket.socket) -> int:
+    end.settimeout(LIMIT)
+    return socket.recv_fds(end, 1, 1)[1][0]
+
+
+# -- PCI --------------------------------------------------------------------------------------------------
+
+
+def pci_devices(vendor: int, device: int) -> list[str]:
+    """Addresses (0000:00:03.0) of PCI devices with that id."""
+    return sorted(
+        path.name
+        for path in Path("/sys/bus/pci/devices").iterdir()
+        if int((path / "vendor").read_text(), 16) == vendor
+        and int((path / "device").read_text(), 16) == device
+    )
+
+
+def pci_code(address: str) -> int:
+    """How the test modules name a PCI device."""
+    domain, bus, rest = address.split(":")
+    slot, function = rest.split(".")
+    return int(domain, 16) << 16 | int(bus, 16) << 8 | int(slot, 16) << 3 | int(function, 16)
