@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import signal
@@ -11,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hawk.client import Client, connect
 from hawk.control.keys import load_pair, new_pair
@@ -210,15 +211,26 @@ async def counts(client: Client) -> Counts:
     )
 
 
-async def until(client: Client, good: Callable[[Counts], bool], what: str, limit: float = LIMIT) -> Counts:
-    """Asks the agent until its counts are as wanted.  It has no event for that, and needs none elsewhere."""
+T = TypeVar("T")
+
+
+async def becomes(
+    ask: Callable[[], T | Awaitable[T]], good: Callable[[T], bool], what: str, limit: float = LIMIT
+) -> T:
+    """Asks until the answer is good, for what has no event: another process' files, counts, log."""
     end = time.monotonic() + limit
     while True:
-        now = await counts(client)
+        answer = ask()
+        now: T = await answer if inspect.isawaitable(answer) else answer
         if good(now):
             return now
-        assert time.monotonic() < end, f"{client.name} never had {what}; at the end: {now}"
+        assert time.monotonic() < end, f"never {what}; at the end: {now}"
         await asyncio.sleep(0.02)
+
+
+async def until(client: Client, good: Callable[[Counts], bool], what: str, limit: float = LIMIT) -> Counts:
+    """Asks the agent until its counts are as wanted.  It has no event for that, and needs none elsewhere."""
+    return await becomes(lambda: counts(client), good, f"{what} at {client.name}", limit)
 
 
 async def back_to(before: Counts, client: Client, limit: float = LIMIT) -> None:
@@ -230,8 +242,7 @@ async def descriptors_back_to(
     before: dict[str, str], agent: AgentProcess, *, more: int = 0, limit: float = LIMIT
 ) -> None:
     """Asserts that the agent comes back to as many descriptors as before, or fewer; `more` are allowed to stay."""
-    end = time.monotonic() + limit
-    while len(now := agent.descriptors()) > len(before) + more:
-        new = {number: what for number, what in now.items() if before.get(number) != what}
-        assert time.monotonic() < end, f"{agent.name} had {len(before)} descriptors, now {len(now)}: {new}"
-        await asyncio.sleep(0.05)
+    fewer = len(before) + more
+    await becomes(
+        agent.descriptors, lambda now: len(now) <= fewer, f"{fewer} descriptors at {agent.name}", limit
+    )

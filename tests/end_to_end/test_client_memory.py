@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from hawk.client import connect
 from hawk.errors import Aborted
 from tests.end_to_end import caches as c
 from tests.end_to_end import harness
-from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, until
+from tests.end_to_end.harness import AgentProcess, Site, becomes, clients, until
 
 UNCOLLECTED = (sys.executable, "-c", "import gc; gc.disable(); from hawk.cli import agent_main; agent_main()")
 """An agent in which only the last reference to a thing frees it."""
@@ -35,10 +33,7 @@ def mapped(agent: AgentProcess) -> list[str]:
 
 async def unmapped(agent: AgentProcess) -> None:
     """Returns once nothing of a client is mapped; what the agent held as one is unmapped as its caches go."""
-    end = time.monotonic() + LIMIT
-    while left := mapped(agent):
-        assert time.monotonic() < end, f"{agent.name} still has {left}"
-        await asyncio.sleep(0.02)
+    await becomes(lambda: mapped(agent), lambda left: not left, f"nothing mapped by {agent.name}")
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -13,7 +13,7 @@ from hawk.client import Client
 from hawk.errors import PeerUnreachable, UnknownPeer, UnknownRequest
 from tests.end_to_end import caches as c
 from tests.end_to_end import harness
-from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, npu
+from tests.end_to_end.harness import AgentProcess, Site, becomes, clients, npu
 
 DEVICE = {"memory.npu0": npu(8)}
 
@@ -41,9 +41,9 @@ async def move(hp: Client, hd: Client, request: str) -> None:
 
 async def until_peers(client: Client, wanted: dict[str, str]) -> None:
     """Returns when the agent's peers are in these states."""
-    async with asyncio.timeout(LIMIT):
-        while {peer.name: peer.state for peer in await client.peers()} != wanted:
-            await asyncio.sleep(0.05)
+    await becomes(
+        client.peers, lambda now: {peer.name: peer.state for peer in now} == wanted, f"peers {wanted}"
+    )
 
 
 @pytest.mark.parametrize("how", ["address", "host"])

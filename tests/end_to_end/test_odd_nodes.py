@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 import hawk
 from tests.end_to_end import caches as c
-from tests.end_to_end.harness import COMMAND, AgentProcess, Site, clients, npu
+from tests.end_to_end.harness import COMMAND, Site, becomes, clients, npu
 
 
 async def test_a_device_of_one_channel_takes_a_cache_as_any(site: Site) -> None:
@@ -80,8 +79,7 @@ async def test_clients_for_whom_no_descriptor_is_left_are_turned_away(site: Site
                 break
         assert turned_away == 1
         assert (await first.status()).name == "p0"
-    while len(os.listdir(f"/proc/{agent.pid}/fd")) > limit - 20:
-        await a_moment(agent)
+    await becomes(agent.descriptors, lambda now: len(now) <= limit - 20, "fewer descriptors")
     async with hawk.connect(agent.local) as again:
         assert (await again.status()).name == "p0"
 
@@ -135,16 +133,9 @@ async def test_floods_of_idle_connections_with_a_small_hard_limit(site: Site) ->
             for flood in floods:
                 flood.kill()
                 await flood.wait()
-    while len(agent.descriptors()) > 200:
-        await a_moment(agent)
+    await becomes(agent.descriptors, lambda now: len(now) <= 200, "fewer descriptors")
     async with hawk.connect(agent.local) as again:
         assert (await again.status()).name == "p0"
-
-
-async def a_moment(agent: AgentProcess) -> None:
-    """Gives an agent that lets go of its clients a moment."""
-    assert agent.alive()
-    await asyncio.sleep(0.02)
 
 
 async def test_a_flood_of_local_connections_up_to_the_limit(
@@ -187,7 +178,6 @@ async def test_a_flood_of_local_connections_up_to_the_limit(
         finally:
             for sock in made:
                 sock.close()
-        while "let in again" not in agent.log():
-            await a_moment(agent)
+        await becomes(agent.log, lambda log: "let in again" in log, "let in again")
         async with hawk.connect(agent.local) as again:
             assert (await again.status()).name == "p0"

@@ -21,7 +21,7 @@ from hawk.handles import DeviceCache, Fetch, OfferHandle
 from hawk.observe.http import split_address
 from tests.end_to_end import caches as c
 from tests.end_to_end import harness
-from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, npu
+from tests.end_to_end.harness import LIMIT, AgentProcess, Site, becomes, clients, npu
 from tests.end_to_end.test_lifecycle import SLOW
 
 HAWK = (sys.executable, "-c", "import hawk.cli; hawk.cli.main()")
@@ -263,8 +263,8 @@ async def test_health_and_metrics_of_a_running_agent(site: Site) -> None:
         await hp.drain()
         assert await page(prefill, "/readyz") == (503, "draining\n")
         prefill.kill()
-        while 'hawk_peer_up{peer="p0"} 0.0' not in (await page(decode, "/metrics"))[1]:
-            await asyncio.sleep(0.05)
+        down = 'hawk_peer_up{peer="p0"} 0.0'
+        await becomes(lambda: page(decode, "/metrics"), lambda got: down in got[1], down)
 
 
 async def test_an_agent_that_fills_its_memory_lives_and_is_not_ready(

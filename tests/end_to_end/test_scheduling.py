@@ -13,7 +13,7 @@ from hawk.client import Client
 from hawk.errors import Aborted, Busy, InvalidArgument
 from hawk.handles import Cache, DeviceCache, Fetch
 from tests.end_to_end import caches as c
-from tests.end_to_end.harness import Site, back_to, clients, counts, npu
+from tests.end_to_end.harness import Site, back_to, clients, counts, npu, until
 
 ONE = {"max_jobs": 1, "max_queued": 2, "max_waiting": 2}
 
@@ -100,8 +100,7 @@ async def test_jobs_stand_in_line_by_their_rank_and_the_rest_are_told_when(site:
         await lined.acquire()
         if bounded == "prefill":
             # The decode side says "requested" when it asks; the line is full when the other side knows.
-            while (await hp.status()).serving < 3:
-                await asyncio.sleep(0.01)
+            await until(hp, lambda now: now.serving == 3, "three jobs")
         more = await hp.offer("more", cache, np.arange(4), tokens=64)
         with pytest.raises(Busy, match="2 stand in line") as caught:
             await hd.fetch(more, into=device, blocks=[3], timeout="30s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
@@ -19,7 +18,7 @@ from hawk.control.messages import decode_ticket
 from hawk.errors import DeadlineExceeded, PeerLost, PeerUnreachable, UnknownPeer
 from tests import certificates
 from tests.end_to_end import caches as c
-from tests.end_to_end.harness import LIMIT, AgentProcess, Site, clients, npu
+from tests.end_to_end.harness import AgentProcess, Site, becomes, clients, npu
 
 
 def lines(agent: AgentProcess, event: str) -> list[dict[str, Any]]:
@@ -29,10 +28,9 @@ def lines(agent: AgentProcess, event: str) -> list[dict[str, Any]]:
 
 async def said(agent: AgentProcess, event: str, count: int = 1) -> list[dict[str, Any]]:
     """Lines of that event, once there are so many."""
-    async with asyncio.timeout(LIMIT):
-        while len(found := lines(agent, event)) < count:
-            await asyncio.sleep(0.02)
-    return found
+    return await becomes(
+        lambda: lines(agent, event), lambda found: len(found) >= count, f"{count} of {event!r}"
+    )
 
 
 async def reloaded(agent: AgentProcess) -> dict[str, Any]:
