@@ -18,6 +18,8 @@ from hawk.plan.types import Chunk, Placement, Selection
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from hawk.layouts import CompiledLayout
@@ -54,24 +56,39 @@ class Work:
     written: int
 
 
-def cases(nbytes: int, pair: str = "*") -> list[Case]:
+def _tree() -> dict[str, Any]:
+    text = resources.files("hawk.layouts").joinpath("scenarios", "retile.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def device_goals() -> dict[str, list[float]]:
+    """The pairs that are measured on devices by default, each with the goals of its rows."""
+    return {entry["pair"]: entry["goals"] for entry in _tree()["device"]}
+
+
+def cases(
+    nbytes: int, pair: str = "*", names: Collection[str] = (), *, tokens: int = 0, layers: int = 1
+) -> list[Case]:
     """The cases whose pair or group matches the pattern `pair`, one tensor of each of about `nbytes` bytes in bf16.
+
+    With `names` only those of these pairs; `tokens` overrides the number that follows from `nbytes`.
 
     Raises `InvalidArgument` for a pattern that nothing matches.
     """
-    text = resources.files("hawk.layouts").joinpath("scenarios", "retile.toml").read_text(encoding="utf-8")
-    tree = tomllib.loads(text)
+    tree = _tree()
     found = []
     for group in tree["groups"]:
         model = tree["models"][group.get("model", "usual")]
         step = _tokens_of_a_block(tree)
-        tokens = max(1, nbytes // (2 * model["heads"] * model["dim"]) // step) * step
+        count = tokens or max(1, nbytes // (2 * model["heads"] * model["dim"]) // step) * step
         for name in group["pairs"]:
             told = name, group["title"]
             if not any(fnmatchcase(text, pair) or pair in text for text in told):
                 continue
-            source, target = (_compile(tree, side.strip(), model, tokens) for side in name.split(">"))
-            found.append(Case(group["title"], group["goal"], name, source, target, tokens))
+            if names and name not in names:
+                continue
+            source, target = (_compile(tree, side.strip(), model, count, layers) for side in name.split(">"))
+            found.append(Case(group["title"], group["goal"], name, source, target, count))
     if not found:
         raise InvalidArgument(
             "no pair matches",
@@ -87,13 +104,15 @@ def _tokens_of_a_block(tree: dict[str, Any]) -> int:
     return int(np.lcm.reduce([side.get("block", BLOCK) for side in tree["sides"].values()] + [BLOCK]))
 
 
-def _compile(tree: dict[str, Any], name: str, model: dict[str, int], tokens: int) -> CompiledLayout:
+def _compile(
+    tree: dict[str, Any], name: str, model: dict[str, int], tokens: int, layers: int
+) -> CompiledLayout:
     name, _, codec = name.partition(":")
     side = tree["sides"].get(name, {"layout": name})
     layout = Layout.from_toml(side["text"], name) if "text" in side else load(side["layout"])
     size = side.get("block", BLOCK)
     shape = CacheShape(
-        layers=1,
+        layers=layers,
         heads=model["heads"],
         dim=model["dim"],
         block_size=size,
@@ -114,8 +133,9 @@ class Planned:
         buffers = source.buffer_count * source.channels
         numbers = np.arange(buffers, dtype=np.int32).reshape(source.buffer_count, source.channels)
         placement = Placement(numbers, np.zeros(numbers.shape, np.int64))
-        chunk = Chunk(0, 1, 0, -(-case.tokens // target.shape.block_size))
-        self.chunk: TargetChunk = target_chunk(target, tables[1], Selection(0, 1, 0, case.tokens), chunk)
+        layers = source.shape.layers
+        chunk = Chunk(0, layers, 0, -(-case.tokens // target.shape.block_size))
+        self.chunk: TargetChunk = target_chunk(target, tables[1], Selection(0, layers, 0, case.tokens), chunk)
         self.steps = retile_steps(source, tables[0], placement, self.chunk, tables[1])
 
     @property
@@ -123,6 +143,13 @@ class Planned:
         """Size of each region of the source."""
         source = self.case.source
         return [source.channel_bytes] * (source.buffer_count * source.channels)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that all steps read and write."""
+        shape, codec = self.case.source.shape, self.case.source.codec
+        read = codec.page_bytes(self.case.tokens * shape.heads * shape.dim) * shape.kvs * shape.layers
+        return read + sum(int(self.chunk.runs[kind].nbytes.sum()) for kind in self.chunk.kind)
 
     def work(self) -> list[Work]:
         """The rows of this case."""

@@ -102,10 +102,16 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 )
 @click.option("--pair", help="Only pairs or groups that hold this text, or match it as a pattern.")
 @click.option("--quick", is_flag=True, help="16 MiB, three times.")
+@click.option(
+    "--device", help='A GPU instead of one core, such as "cuda:0": the pairs that have goals there.'
+)
 @_json
-def retile(as_json: bool, **options: Any) -> None:
+def retile(as_json: bool, device: str | None, **options: Any) -> None:
     """Conversion between layouts on one core, every pair that real use has, beside a plain copy."""
-    _bench("retile", as_json, **options)
+    if device is None:
+        _bench("retile", as_json, **options)
+    else:
+        _bench("retile_cuda", as_json, device=device, **options)
 
 
 @bench.command()

@@ -100,7 +100,7 @@ class _Table:
                 members.append([row])
         nests = []
         for (d, s), rows in zip(kinds, members, strict=True):
-            loops = _factor(np.stack((s, d), axis=1), 1)
+            loops = factor(np.stack((s, d), axis=1), 1)
             if loops is None:
                 return None
             at = np.sort(rows)
@@ -108,7 +108,7 @@ class _Table:
         return tuple(nests)
 
 
-def _factor(offsets: I64, col: int) -> list[Loop] | None:
+def factor(offsets: I64, col: int) -> list[Loop] | None:
     """Loops, most significant first, that give these (source, target) offsets; `col` is what one step counts."""
     n = len(offsets)
     if n == 1:
@@ -122,7 +122,7 @@ def _factor(offsets: I64, col: int) -> list[Loop] | None:
         blocks = offsets.reshape(n // ext, ext, 2)
         if (blocks != blocks[:, :1] + inner).any():
             continue
-        rest = _factor(offsets[::ext], col * ext)
+        rest = factor(offsets[::ext], col * ext)
         if rest is not None:
             return [*rest, Loop(ext, int(inner[1, 0]), int(inner[1, 1]), 0, col)]
     return None

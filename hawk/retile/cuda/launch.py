@@ -1,0 +1,146 @@
+"""Generated kernels on a GPU: compiled once for each set of programs, launched on a stream.
+
+CuPy compiles and launches.  It is imported when a `CudaRetiler` is made, not before.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hawk.errors import InvalidArgument, MissingDependency
+from hawk.retile.cuda import source
+from hawk.retile.cuda.spec import THREADS
+from hawk.retile.cuda.tables import Span, bind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hawk.retile.cpu import Step
+    from hawk.retile.cuda.spec import Spec
+    from hawk.retile.cuda.tables import Bound
+    from hawk.retile.rows import RowsStep
+
+OPTIONS = ("-std=c++17",)
+
+PLAIN_SHARED = 48 << 10
+"""Shared memory that a kernel may use without having asked for more."""
+
+
+def span(array: Any) -> Span:
+    """The memory of anything with `__cuda_array_interface__`: torch tensors, CuPy arrays, contiguous ones.
+
+    Raises `InvalidArgument` for what has no such interface or is not contiguous.
+    """
+    found = getattr(array, "__cuda_array_interface__", None)
+    if found is None:
+        raise InvalidArgument(
+            "not memory of a GPU",
+            field="array",
+            got=type(array).__name__,
+            expected="something with __cuda_array_interface__",
+        )
+    width, nbytes, stride = np.dtype(found["typestr"]).itemsize, 1, 1
+    strides = found.get("strides")
+    for n, step in zip(
+        reversed(found["shape"]), reversed(strides or (None,) * len(found["shape"])), strict=True
+    ):
+        if step is not None and n > 1 and step != stride * width:
+            raise InvalidArgument(
+                "the array has gaps", field="array", got=f"strides {strides}", expected="contiguous memory"
+            )
+        stride *= n
+        nbytes *= n
+    return Span(int(found["data"][0]), nbytes * width)
+
+
+class CudaRetiler:
+    """Retiles on one GPU.  Kernels are kept for as long as it lives.
+
+    Raises
+    ------
+    MissingDependency
+        CuPy is not installed, or finds no driver
+    InvalidArgument
+        no such device
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        try:
+            self._cupy: Any = import_module("cupy")
+            count = self._cupy.cuda.runtime.getDeviceCount()
+        except ImportError as error:
+            raise MissingDependency(
+                "retiling on a GPU needs CuPy",
+                field="device",
+                got=f"cuda:{device}",
+                hint="Install hawk-kv[cuda], or the CuPy that fits the machine's CUDA",
+            ) from error
+        except Exception as error:
+            raise MissingDependency(
+                "CuPy finds no GPU", field="device", got=f"cuda:{device}", reason=error
+            ) from error
+        if not 0 <= device < count:
+            raise InvalidArgument(
+                "no such device", field="device", got=f"cuda:{device}", expected=f"cuda:0..cuda:{count - 1}"
+            )
+        self.device = device
+        self._kernels: dict[tuple[Spec, ...], Any] = {}
+
+    def prepare(
+        self, steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span
+    ) -> PreparedRetile:
+        """Everything that can be done before the source is complete: plan, compile, bring tables to the GPU.
+
+        regions, arena    as for `cpu.Retiler.run_steps`, in memory that the device reaches
+
+        Raises `InvalidArgument` as `tables.bind` does.
+        """
+        launches = [(self._kernel(one), one) for one in bind(steps, regions, arena)]
+        with self._cupy.cuda.Device(self.device):
+            return PreparedRetile(self._cupy, self.device, launches)
+
+    def _kernel(self, bound: Bound) -> Any:
+        if bound.specs not in self._kernels:
+            with self._cupy.cuda.Device(self.device):
+                module = self._cupy.RawModule(code=source.text(bound.specs), options=OPTIONS)
+                kernel = module.get_function("retile")
+                shared = source.shared_bytes(bound.specs)
+                if shared > PLAIN_SHARED:
+                    kernel.max_dynamic_shared_size_bytes = shared
+            self._kernels[bound.specs] = kernel
+        return self._kernels[bound.specs]
+
+
+class PreparedRetile:
+    """Launches of some steps over memory that must not move; as many as wanted, also into a CUDA graph."""
+
+    def __init__(self, cupy: Any, device: int, launches: list[tuple[Any, Bound]]) -> None:
+        self._cupy, self._device = cupy, device
+        self._launches = []
+        for kernel, bound in launches:
+            table = cupy.asarray(bound.table)
+            fields = [("table", np.uint64), ("parts", np.uint32, bound.parts.shape)]
+            arguments = np.zeros((), fields)
+            arguments["table"], arguments["parts"] = table.data.ptr, bound.parts
+            shared = source.shared_bytes(bound.specs)
+            self._launches.append((kernel, (bound.blocks,), (arguments,), shared, table))
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that a launch starts."""
+        return len(self._launches)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables on the GPU."""
+        return sum(table.nbytes for *_, table in self._launches)
+
+    def launch(self, stream: Any = None) -> None:
+        """Start the kernels on `stream` (a CuPy stream), or on CuPy's current one; returns without waiting."""
+        with self._cupy.cuda.Device(self._device), nullcontext() if stream is None else stream:
+            for kernel, blocks, arguments, shared, _ in self._launches:
+                kernel(blocks, (THREADS,), arguments, shared_mem=shared)

@@ -1,0 +1,369 @@
+"""The text of kernels: one for a few programs, each the phases `take` and `give` of its units.
+
+The text is C that a CUDA compiler reads as well: what differs between a GPU and a CPU is in the header before it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+from math import gcd
+from typing import TYPE_CHECKING
+
+from hawk.retile.cuda.box import box_of, odd
+from hawk.retile.cuda.moves import At, code, encoded, loads, moved, packed, value
+from hawk.retile.cuda.slowly import slow
+from hawk.retile.cuda.spec import THREADS, VECTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hawk.retile.cuda.box import Box, Vector
+    from hawk.retile.cuda.spec import Axis, Spec
+
+BATCH = 8
+"""Vectors that a thread has under way at once."""
+
+PART_FIELDS = ("units", "steps", "base", "words", "flags", "rows")
+"""What the kernel is told of each program: numbers, then places in the table, in units of `VECTOR` bytes."""
+
+
+def header(name: str) -> str:
+    """A file that lies beside this one."""
+    return resources.files("hawk.retile.cuda").joinpath(name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=64)
+def text(specs: tuple[Spec, ...], under: str | None = None) -> str:
+    """The kernel `retile` for these programs; `under` is the header it stands on, that of a GPU by default."""
+    parts = [
+        f"#define THREADS {THREADS}",
+        header("device.h") if under is None else under,
+        header("codecs.h"),
+        _types(len(specs)),
+        *(_part(i, spec) for i, spec in enumerate(specs)),
+        _kernel(len(specs)),
+    ]
+    return "\n".join(parts)
+
+
+def shared_bytes(specs: Sequence[Spec]) -> int:
+    """Shared memory of a block."""
+    return max(16, *(box_of(spec).shared_bytes for spec in specs))
+
+
+def _types(count: int) -> str:
+    fields = " ".join(f"u32 {name};" for name in PART_FIELDS)
+    return f"""
+struct part {{ {fields} }};
+struct args {{ u64 table; struct part part[{count}]; }};
+/* One unit: bases of its step, its words, and where it is not whole its pieces' rows. */
+struct place {{ const i64 *base; u64 words; const i64 *rows; i32 partial; }};
+"""
+
+
+def _part(i: int, spec: Spec) -> str:
+    box = box_of(spec)
+    return "\n".join(
+        [
+            f"/* {spec.src_codec.name} to {spec.dst_codec.name}: {spec.pieces} pieces of {spec.piece_elements} */",
+            _find(i, spec),
+            _address(i, spec, "src"),
+            _address(i, spec, "dst"),
+            slow(i, spec),
+            _take(i, box),
+            _give(i, box),
+        ]
+    )
+
+
+def _find(i: int, spec: Spec) -> str:
+    words = (8 if spec.wide else 4) * (spec.src_words + spec.dst_words)
+    return f"""
+FN struct place find_{i}(u64 table, struct part part, u32 local)
+{{
+    u32 step = local / part.units, unit = local % part.units;
+    struct place q;
+    q.base = TABLE(i64, table + (u64)part.base * {VECTOR}) + step * {spec.src_channels + spec.dst_channels}u;
+    q.words = table + (u64)part.words * {VECTOR} + (u64)unit * {words}u;
+    q.partial = LOOK(TABLE(i32, table + (u64)part.flags * {VECTOR}) + unit);
+    q.rows = TABLE(i64, table + (u64)part.rows * {VECTOR}) + (i64)q.partial * {9 * spec.pieces};
+    return q;
+}}"""
+
+
+def _address(i: int, spec: Spec, side: str) -> str:
+    """A word of the table is a channel in its lowest bits, and above them a multiple of the side's unit."""
+    count, unit, first = (
+        (spec.src_channels, spec.src_unit, 0)
+        if side == "src"
+        else (spec.dst_channels, spec.dst_unit, spec.src_channels)
+    )
+    bits = (count - 1).bit_length()
+    word = "u64" if spec.wide else "u32"
+    channel = f" + (u32)(w & {(1 << bits) - 1}u)" if bits else ""
+    return f"""
+FN u64 {side}_{i}(struct place q, u32 number)
+{{
+    {word} w = LOOK(TABLE({word}, q.words) + number);
+    return (u64)LOOK(q.base + {first}u{channel}) + (u64)(w >> {bits}) * {unit}u;
+}}"""
+
+
+def digits(outer: Sequence[Axis], number: str) -> tuple[list[str], list[str]]:
+    """Lines that take a vector's number apart, and the digit of each axis."""
+    lines, names, rest = [], [], number
+    for i, axis in enumerate(reversed(outer)):
+        last = i == len(outer) - 1
+        lines.append(f"u32 d{i} = {rest}{'' if last else f' % {axis.ext}u'};")
+        names.append(f"d{i}")
+        if not last:
+            lines.append(f"u32 n{i} = {rest} / {axis.ext}u;")
+            rest = f"n{i}"
+    return lines, names[::-1]
+
+
+def total(names: Sequence[str], steps: Sequence[int], by: int = 1) -> str:
+    """The sum of digits times steps, each step divided by `by`."""
+    terms = [f"{name} * {step // by}u" for name, step in zip(names, steps, strict=True) if step]
+    return " + ".join(terms) or "0u"
+
+
+def _each(count: int, first: int, batch: int, body: list[str], unroll: str = "UNROLL") -> list[str]:
+    """A loop over this thread's vectors from batch number `first` on."""
+    guard = (first + batch) * THREADS > count
+    lines = [f"{unroll} for (u32 k = 0; k < {batch}; k++) {{", f"u32 v = thread + (k + {first}u) * THREADS;"]
+    if guard:
+        lines.append(f"if (v < {count}u) {{")
+    lines += body
+    return [*lines, "}" * (1 + guard)]
+
+
+def _take(i: int, box: Box) -> str:
+    head = f"FN void take_{i}(struct place q, u32 thread, u8 *room)\n{{\n"
+    spec, found = box.spec, box.take
+    if found is None or not box.fast:
+        return f"{head}    (void)q, (void)thread, (void)room;\n}}"
+    bits = spec.src_codec.bits
+    width = found.elements * bits // 8
+    words = -(-width // 4)
+    lines = []
+    if not spec.src_own:
+        lines.append(f"const u64 from = src_{i}(q, 0);")
+    if spec.src_codec.group > 1:
+        lines += _take_exponents(i, box)
+    lines += _batches(i, box, found, width, words)
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"{head}    if (q.partial >= 0) return;\n{body}\n}}"
+
+
+def _batches(i: int, box: Box, found: Vector, width: int, words: int) -> list[str]:
+    spec, bits = box.spec, box.spec.src_codec.bits
+    apart, names = digits(found.outer, "v")
+    own = spec.src_own
+    piece = total(names, [a.piece for a in found.outer])
+    base = f"src_{i}(q, {_per(spec.src_codec.group, piece)})" if own else "from"
+    steps = [0 if own and a.piece else a.src * bits // 8 for a in found.outer]
+    read = [*apart, f"load{width}(t + k * {words}, {base} + ({total(names, steps)}));"]
+    write = [
+        *apart,
+        f"put{width}(room + ({total(names, [a.room for a in found.outer], 8)}), t + k * {words});",
+    ]
+    lines, every = [], -(-found.count // THREADS)
+    # Looked up while the first elements are on their way; needed only behind the barrier.
+    into = [
+        f"for (u32 k = thread; k < {spec.dst_words}u; k += THREADS)",
+        f"    PUT_ADDRESS(room + {box.addresses_at}u + 8 * k, dst_{i}(q, {spec.src_words}u + k));",
+    ]
+    for first in range(0, every, BATCH):
+        batch = min(BATCH, every - first)
+        lines += [
+            "{",
+            f"u32 t[{batch * words}];",
+            *_each(found.count, first, batch, read),
+            *([] if first else into),
+            *_each(found.count, first, batch, write),
+            "}",
+        ]
+    return lines
+
+
+def _per(group: int, piece: str) -> str:
+    """Number of the word of a piece's elements, where groups have words of their own behind each."""
+    return f"2 * ({piece})" if group > 1 else piece
+
+
+def _take_exponents(i: int, box: Box) -> list[str]:
+    spec, found = box.spec, box.exponents
+    assert found is not None
+    group = spec.src_codec.group
+    width = found.elements // group
+    apart, names = digits(found.outer, "v")
+    piece = total(names, [a.piece for a in found.outer])
+    steps = [0 if a.piece else a.src // group for a in found.outer]
+    return [
+        f"for (u32 v = thread; v < {found.count}u; v += THREADS) {{",
+        *apart,
+        f"u32 t[{-(-width // 4)}];",
+        f"load{width}(t, src_{i}(q, 2 * ({piece}) + 1) + ({total(names, steps)}));",
+        f"put{width}(room + {box.exponents_at}u + ({total(names, [a.dense for a in found.outer], group)}), t);",
+        "}",
+    ]
+
+
+def _give(i: int, box: Box) -> str:
+    head = f"FN void give_{i}(struct place q, u32 thread, u8 *room)\n{{\n"
+    if not box.fast:
+        return f"{head}    (void)room;\n    slow_{i}(q, thread);\n}}"
+    spec, found = box.spec, box.give
+    assert found is not None
+    apart, names = digits(found.outer, "v")
+    own, codec = spec.dst_own, spec.dst_codec
+    lines = [*apart]
+    if odd(found):
+        lines.append(f"const u32 odd = ({total(names, [a.room for a in found.outer])}) & 4;")
+    lines.append(f"const u8 *at = room + ({total(names, [a.room for a in found.outer])}) / 8;")
+    more, elements = loads(box, found, "at")
+    lines += more
+    lines += _converted(box, found, elements, names)
+    piece = total(names, [a.piece if own else 0 for a in found.outer])
+    address = f"GET_ADDRESS(room + {box.addresses_at}u + 8 * ({{}}))"
+    steps = [0 if own and a.piece else a.dst * codec.bits // 8 for a in found.outer]
+    lines.append(f"const u64 to = {address.format(_per(codec.group, piece))} + ({total(names, steps)});")
+    nbytes, step = found.elements * codec.bits // 8, box.store_bytes
+    for first in range(0, nbytes, step):
+        if step >= 4 or nbytes == step:
+            lines.append(f"store{step}(to + {first}, out + {first // 4});")
+        else:
+            part = f"u32 b{first} = out[{first // 4}] >> {first % 4 * 8};"
+            lines.append(f"{part} store{step}(to + {first}, &b{first});")
+    if codec.group > 1:
+        shared = [0 if a.piece else a.dst // codec.group for a in found.outer]
+        lines.append(f"store1({address.format(f'2 * ({piece}) + 1')} + ({total(names, shared)}), &shared);")
+    every = -(-found.count // THREADS)
+    heavy = not _same(spec) and (codec.group > 1 or codec.bits == 8)
+    body = _each(found.count, 0, every, lines, "SOME" if heavy else "UNROLL")
+    return (
+        head
+        + f"    if (q.partial >= 0) {{\n        slow_{i}(q, thread);\n        return;\n    }}\n"
+        + "\n".join(f"    {line}" for line in body)
+        + "\n}"
+    )
+
+
+def _same(spec: Spec) -> bool:
+    return spec.src_codec == spec.dst_codec
+
+
+def _converted(box: Box, found: Vector, elements: list[At], names: list[str]) -> list[str]:
+    """Lines that make `out`, and `shared` of grouped targets, of the loaded elements."""
+    spec = box.spec
+    src, dst = spec.src_codec, spec.dst_codec
+    if _same(spec) and src.group == 1:
+        return _out(moved(elements, src.bits))
+    shift = "odd" if odd(found) else ""
+    lines, exponent = _exponents(box, found, names) if src.group > 1 else ([], [])
+    if _same(spec) and _keeps(found, src.group):
+        lines += [f"u32 shared = {exponent[0]};"]
+        if src.bits == 8:
+            return [*lines, *_out(moved(elements, 8))]
+        return [*lines, *_out(packed([code(e, 4) for e in elements], 4))]
+    if src.name == "bf16" and dst.name in ("bfp8_b", "bfp4_b"):
+        pairs = ", ".join(moved(elements, 16))
+        return [
+            f"u32 w[8] = {{{pairs}}};",
+            f"u32 out[{dst.bits // 2}];",
+            f"u32 shared = pairs_{dst.name}(w, out);",
+        ]
+    if src.name in ("bfp8_b", "bfp4_b") and dst.name == "bf16":
+        return [*lines, *_quick(src.bits, elements, exponent, shift, src.name)]
+    if src.group > 1:
+        values = [
+            f"shared_{src.name}({code(e, src.bits, shift)}, {x})"
+            for e, x in zip(elements, exponent, strict=True)
+        ]
+    else:
+        values = [value(src, e, shift) for e in elements]
+    if dst.group == 1:
+        return [*lines, *_out(packed([encoded(dst, v) for v in values], dst.bits))]
+    return [
+        *lines,
+        f"u32 x[{dst.group}];",
+        *(f"x[{k}] = {v};" for k, v in enumerate(values)),
+        f"u32 out[{dst.group * dst.bits // 32}];",
+        f"u32 shared = group_{dst.name}(x, out);",
+    ]
+
+
+def _quick(bits: int, elements: list[At], exponent: list[str], shift: str, name: str) -> list[str]:
+    """Codes of block floats as bf16: by a product where no value is denormal, else the long way."""
+    keep = bits - 1
+    every = list(dict.fromkeys(exponent))
+    codes = [code(e, bits, shift) for e in elements]
+    out = [f"out[{j}]" for j in range(-(-len(elements) // 2))]
+
+    def halves(values: list[str]) -> list[str]:
+        if len(values) == 1:
+            return [f"{out[0]} = ({values[0]}) >> 16;"]
+        return [
+            f"{out[j]} = PERMUTE({values[2 * j]}, {values[2 * j + 1]}, 0x7632);"
+            for j in range(len(values) // 2)
+        ]
+
+    quick = [f"quick_bfp({c}, {keep}, by_{x})" for c, x in zip(codes, exponent, strict=True)]
+    slowly = [f"shared_{name}({c}, {x})" for c, x in zip(codes, exponent, strict=True)]
+    # A product of whole numbers and 2^(E - 126 - keep), whose exponent field is E + 1 - keep.
+    return [
+        f"u32 out[{len(out)}];",
+        *(f"const float by_{x} = TO_FLOAT(({x} - {keep - 1}u) << 23);" for x in every),
+        f"if ({' && '.join(f'{x} >= {keep}u' for x in every)}) {{",
+        *halves(quick),
+        "} else {",
+        *halves(slowly),
+        "}",
+    ]
+
+
+def _keeps(found: Vector, group: int) -> bool:
+    """Whether the target's groups are the source's."""
+    first = found.offsets("src")
+    return first == tuple(range(group)) and all(a.src % group == 0 for a in found.outer)
+
+
+def _exponents(box: Box, found: Vector, names: list[str]) -> tuple[list[str], list[str]]:
+    """Lines that look up what the elements of a vector share in the source, and the name of it for each."""
+    group = box.spec.src_codec.group
+    step = gcd(group, *(a.dense for a in found.outer))
+    which = [o // step for o in found.offsets("dense")]
+    lines = [f"const u32 dense = {total(names, [a.dense for a in found.outer])};"]
+    lines += [
+        f"const u32 e{q} = room[{box.exponents_at}u + (dense + {q * step}u) / {group}u];"
+        for q in dict.fromkeys(which)
+    ]
+    return lines, [f"e{q}" for q in which]
+
+
+def _out(words: list[str]) -> list[str]:
+    return [f"u32 out[{len(words)}];", *(f"out[{j}] = {w};" for j, w in enumerate(words))]
+
+
+def _kernel(count: int) -> str:
+    def phase(name: str) -> str:
+        lines = ["{", "u32 local = block;"]
+        for i in range(count):
+            blocks = f"a.part[{i}].units * a.part[{i}].steps"
+            call = f"{name}_{i}(find_{i}(a.table, a.part[{i}], local), thread, room);"
+            if i == count - 1:
+                lines.append(call)
+            else:
+                lines += [f"if (local < {blocks}) {{ {call} }} else {{ local -= {blocks};"]
+        return "\n".join(lines) + "}" * count
+
+    return f"""
+KERNEL(retile, const struct args a)
+PHASES(room)
+{phase("take")}
+BARRIER
+{phase("give")}
+END
+"""
