@@ -7,6 +7,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -18,6 +19,8 @@ from vmlab.guest import wait
 from vmlab.kernel import CHOICE, DEFAULT, cache_folder
 from vmlab.lab import Lab
 from vmlab.suites import ROOT, load_suites
+
+BEGAN = time.monotonic()
 
 ABOUT = f"""\
 Virtual machines with RDMA and kernel modules, on a machine that has neither.
@@ -31,8 +34,8 @@ commands
   prepare              installs Debian packages that are missing (as root; else it names them), fetches the kernel,
                        makes the initrd; says what there is
   list                 the suites: tests/lab/suites.toml
-  run [SUITE ...]      runs suites (all, if none is named), prints what they print, and fails when one fails;
-                       what follows -- goes to pytest
+  run [SUITE ...]      runs suites (all, if none is named), prints what they print (guest, seconds so far, line), and
+                       fails when one fails; what follows -- goes to pytest
   exec -- COMMAND ...  runs a command in a guest (in two with --guests 2) as it would run in a suite
 
 variables
@@ -77,7 +80,7 @@ def _run_again_in_venv(arguments: list[str]) -> int | None:
 
 
 def _show(node: int, line: str) -> None:
-    print(f"{node} | {line}", flush=True)
+    print(f"{node} {time.monotonic() - BEGAN:5.0f} | {line}", flush=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -110,13 +110,11 @@ def _unpacked(root: Path) -> Kernel:
 
 def _concrete(choice: str) -> str:
     """The package with the files: the one named, or the one that a package for "the current kernel" depends on."""
-    if re.match(r"linux-image-(unsigned-)?\d", choice):
-        return choice
 
-    def depends() -> str | None:
+    def depends() -> str:
         text = packages.apt("depends", choice, program="apt-cache")
         match = re.search(r"Depends: (linux-image-\d\S+)", text)
-        return match.group(1) if match else None
+        return match.group(1) if match else choice
 
     try:
         name = depends()
@@ -125,10 +123,6 @@ def _concrete(choice: str) -> str:
             raise
         packages.apt("update", "-qq")
         name = depends()
-    if name is None:
-        raise LabError(
-            f"the package {choice} names no kernel; {CHOICE} may name another, or an unpacked folder"
-        )
     return name
 
 
@@ -149,8 +143,10 @@ def _fetch(package: str, folder: Path) -> None:
         _run("dpkg-deb", "-x", str(archive), str(tree))
         if not (tree / "lib").exists():
             (tree / "lib").symlink_to("usr/lib")
-        (version,) = (path.name for path in (tree / "lib" / "modules").iterdir())
-        _run("depmod", "-b", str(tree), version)
+        versions = [path.name for path in (tree / "lib" / "modules").glob("*")]
+        if len(versions) != 1:
+            raise LabError(f"the package {package} holds no kernel; {CHOICE} may name another, or a folder")
+        _run("depmod", "-b", str(tree), versions[0])
         tree.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
