@@ -41,6 +41,9 @@ LIES = (
 )
 """Codes of endings that somebody would have to do something wrong for, and nobody does."""
 
+USED_NOTHING = ("lease-expired", "transfer-failed", "range-busy")
+"""Codes of endings that a decode agent decided, and not the death of one: of several parts no offer was used up."""
+
 
 class Director:
     """Runs one site through storms and calms; `report` is filled as it goes."""
@@ -217,12 +220,15 @@ class Director:
             self.report.broke(
                 f"{request.name} is ready {ready} times, but was offered to {request.consumers}"
             )
-        # Of a prefill side that died nothing is known.
+        parts = len(request.prefill) > 1
+        # Of a prefill side that died nothing is known; of several parts all were held, and the last word may be lost.
         refused = [outcome for outcome in outcomes if outcome not in ("", "consumed")]
-        if ready == request.consumers and refused:
+        if ready == request.consumers and refused and not parts:
             self.report.broke(
                 f"{request.name} is ready, but its offer ended {refused[0]}: nobody confirmed that the lease held"
             )
+        if parts and "consumed" in outcomes and endings and all(code in USED_NOTHING for code in endings):
+            self.report.broke(f"{request.name} failed ({', '.join(endings)}), but used up a part's offer")
 
 
 def _wrong(code: str) -> bool:
