@@ -287,6 +287,7 @@ TWO(e5m2_bf16, uint8_t, u16, from_e5m2(v) >> 16)
 #ifdef WITH_AVX512
 #include "_lanes.h"
 #include "_lanes_mx.h"
+#include "_lanes_scaled.h"
 #include "_bfp_wide.h"
 #endif
 #ifdef BFP_WRITERS
@@ -330,6 +331,7 @@ static const struct converters FN(converters) = {
 #endif
 #undef FUSED4
 #ifdef WITH_AVX512
+    .divided = {FN(divided_e4m3), FN(divided_e5m2), FN(divided_int8)},
     .parted = {{FN(bfp8_runs), FN(bfp4_runs)}, {FN(bfp8_apart), FN(bfp4_apart)}},
 #endif
     .multiply = FN(multiply),

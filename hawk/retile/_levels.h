@@ -32,12 +32,22 @@ typedef void (*fusion)(const struct move *, const uint8_t *from, uint8_t *to, ui
 typedef void (*fission)(const struct move *, const uint8_t *codes, const uint8_t *shared, uint8_t *to);
 typedef void (*scaler)(u32 *restrict x, int64_t n, float by);
 
+/* What the mantissas of bf16 become that are divided by a scale; see `_lanes_scaled.h`. */
+struct divisor {
+    uint16_t words[128];
+    int shift, carried;
+};
+
+typedef void (*divider)(const struct divisor *by, const uint8_t *from, int64_t n, uint8_t *to);
+typedef void (*looker)(const uint8_t *from, int64_t n, uint8_t *to, const uint8_t (*bytes)[256]);
+
 struct converters {
     reader read[CODECS];
     writer write[CODECS];
     pair direct[CODECS][CODECS];
     fusion fused[CODECS][2][2]; /* in runs of a group or woven ones, into BFP8 and BFP4 */
     fission parted[2][2];       /* of BFP8 and BFP4 into bf16, in runs of a group or halves of it */
+    divider divided[SMALLS]; /* bf16 by a scale */
     scaler multiply, divide;
 };
 
@@ -87,13 +97,14 @@ struct movers {
 #endif
 
 enum { BASELINE, AVX2, AVX512 };
-static int level_of;
+static int level_of, looks_up_bytes;
 static const char *const LEVELS[] = {"baseline", "avx2", "avx512"};
 
 static int detect(void)
 {
 #if defined(X86)
     __builtin_cpu_init();
+    looks_up_bytes = __builtin_cpu_supports("avx512vbmi");
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx2"))
         return AVX512;
@@ -112,6 +123,10 @@ struct conversion {
     int from, to;
     float from_factor, to_factor;
     pair direct, first, second; /* first and second: by way of bf16 */
+    looker look;                /* what each code becomes, */
+    uint8_t bytes[2][256];
+    divider divide;             /* or each mantissa */
+    struct divisor by;
 };
 
 /* Whether a conversion by way of bf16 rounds once: bf16 holds what is read exactly, and of blocks under a scale, which may hold
@@ -121,26 +136,20 @@ static int through_bf16(int from, int to)
     return from >= E4M3 && from != to && !(from >= MXE4M3 && (to >= MXE4M3 || to == FP32)) && !(from == INT8 && to == FP32);
 }
 
-static struct conversion conversion(int from, int to, float from_factor, float to_factor)
-{
-    struct conversion c = {from, to, from_factor, to_factor, NULL, NULL, NULL};
-    const struct converters *use = converters();
-    if (from_factor == 1 && to_factor == 1) {
-        c.direct = use->direct[from][to];
-        if (through_bf16(from, to) && use->direct[BF16][to]) {
-            c.first = use->direct[from][BF16];
-            c.second = use->direct[BF16][to];
-        }
-    }
-    return c;
-}
-
 /* `n` contiguous elements, whole groups of either side. */
 static void convert(const struct conversion *c, const uint8_t *from, const uint8_t *from_shared, int64_t n, uint8_t *to,
                     uint8_t *to_shared)
 {
     if (c->direct) {
         c->direct(from, from_shared, n, to, to_shared);
+        return;
+    }
+    if (c->look) {
+        c->look(from, n, to, c->bytes);
+        return;
+    }
+    if (c->divide) {
+        c->divide(&c->by, from, n, to);
         return;
     }
     const struct converters *use = converters();
@@ -160,4 +169,61 @@ static void convert(const struct conversion *c, const uint8_t *from, const uint8
             use->divide(x, some, c->to_factor);
         use->write[c->to](x, some, to + i * BITS[c->to] / 8, to_shared + i / group_of(c->to));
     }
+}
+
+#if defined(X86)
+/* What each of 256 codes becomes, found as `convert` finds it. */
+static void plan_look(struct conversion *c)
+{
+    uint8_t code[256];
+    uint16_t words[256] = {0};
+    const int width = BITS[c->to] / 8;
+    for (int k = 0; k < 256; k++)
+        code[k] = (uint8_t)k;
+    convert(c, code, NULL, 256, (uint8_t *)words, NULL);
+    for (int k = 0; k < 256; k++)
+        for (int half = 0; half < width; half++)
+            c->bytes[half][k] = ((const uint8_t *)words)[width * k + half];
+    c->look = width == 1 ? look_up_bytes : look_up_words;
+}
+
+/* The same of 128 mantissas, of which exponents then are added: those of quotients in the middle of the range. */
+static void plan_divide(struct conversion *c)
+{
+    struct divisor *by = &c->by;
+    by->carried = 128;
+    for (uint32_t m = 0; m < 128; m++) {
+        uint32_t q = bits_of(float_of(127u << 23 | m << 16) / c->to_factor), rest = q & 0xffff;
+        if (m == 0)
+            by->shift = 133 + 127 - (int)(q >> 23);
+        else if (by->carried == 128 && 133 + 127 - (int)(q >> 23) != by->shift)
+            by->carried = (int)m;
+        by->words[m] = (uint16_t)(c->to == INT8 ? ((q >> 16 & 0x7f) | 0x80) << 8 | (rest != 0) << 7
+                                                : (q >> 16 | (rest != 0)) - (127u << 7));
+    }
+    c->divide = converters()->divided[c->to - E4M3];
+}
+#endif
+
+static struct conversion conversion(int from, int to, float from_factor, float to_factor)
+{
+    struct conversion c = {.from = from, .to = to, .from_factor = from_factor, .to_factor = to_factor};
+    const struct converters *use = converters();
+    const int small = to >= E4M3 && to <= INT8;
+    if (from_factor == 1 && to_factor == 1) {
+        c.direct = use->direct[from][to];
+        if (through_bf16(from, to) && use->direct[BF16][to]) {
+            c.first = use->direct[from][BF16];
+            c.second = use->direct[BF16][to];
+        }
+    }
+#if defined(X86)
+    if (!c.direct && level_of == AVX512 && looks_up_bytes && from >= E4M3 && from <= INT8 && (small || to == BF16 || to == FP16))
+        plan_look(&c);
+    if (from == BF16 && small && to_factor != 1 && to_factor > 0x1p-60f && to_factor < 0x1p60f && use->divided[to - E4M3])
+        plan_divide(&c);
+#else
+    (void)small;
+#endif
+    return c;
 }

@@ -71,9 +71,8 @@ def compare(a, b, values):
 @pytest.mark.parametrize("source", CODECS.values(), ids=CODECS)
 def test_every_value(source):
     assert native.available()
-    scaled = [
-        CodecInfo(n, 8, 1, True, float(np.float32(f))) for n in ("int8", "fp8_e4m3fn") for f in (0.0123, 48.0)
-    ]
+    names = ("int8", "fp8_e4m3fn", "fp8_e5m2")
+    scaled = [CodecInfo(n, 8, 1, True, float(np.float32(f))) for n in names for f in (0.0123, 48.0, 2.0**-7)]
     for values in (in_order, numbers):
         for target in (*CODECS.values(), *scaled):
             same(source, target, values)
