@@ -140,6 +140,10 @@ class Transport(ABC):
     def grant(self, offset: int, nbytes: int) -> Grant:
         """Opens a range of the served region under a fresh random key."""
 
+    def expect(self, grant: Grant, reader: Mapping[str, str]) -> None:
+        """A hint: the peer whose own endpoint is `reader` will read this grant, and its way in may be prepared."""
+        del grant, reader
+
     @abstractmethod
     async def revoke(self, grant: Grant) -> bool:
         """Ends access.  True: provably nobody reads the range any more.  False: a peer still may (see `can_fence`)."""

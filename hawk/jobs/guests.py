@@ -57,6 +57,11 @@ class Guests:
             return None  # its key was given another name meanwhile
         return hello.name
 
+    def endpoint(self, identity: bytes, transport: str) -> Mapping[str, str]:
+        """How the memory of the process behind an identity is read over a transport; empty where it did not say."""
+        hello, _ = self._hellos.get(identity, (None, 0))
+        return {} if hello is None else hello.endpoints.get(transport, {})
+
     def hello(self, identity: bytes, message: Hello) -> None:
         """An agent introduces itself; it is answered, unless it calls itself by another's name."""
         peer = self._peers.get(identity)

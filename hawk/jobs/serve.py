@@ -99,6 +99,7 @@ class ServeJob(Stoppable):
     place       its place among the jobs of this agent
     send        puts a message on the way to it; never waits, never raises
     version     the protocol version that the agent spoke when it asked
+    reader      its own endpoint of the job's transport, by which that may know it
     phase       what it does or waits for now: offer, turn, layers, plan, reserve, retile, release
     """
 
@@ -108,6 +109,7 @@ class ServeJob(Stoppable):
     place: Place
     send: Callable[[PeerMessage], None]
     version: int = PROTOCOL_VERSION
+    reader: Mapping[str, str] = field(default_factory=dict)
     state: State = State.WAITING
     claim: Claim | None = None
     _accepted: Accepted | None = None
@@ -334,6 +336,7 @@ class ServeJob(Stoppable):
         self._left -= nbytes
         checks = await self._sealer.seal(number, chunk, view, context.metrics)
         held.grant = transport.grant(offset, nbytes)
+        transport.expect(held.grant, self.reader)
         held.message = Prepared(
             job=fetch.job,
             chunk=number,

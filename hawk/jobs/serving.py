@@ -162,7 +162,10 @@ class Serving:
             return
         peer = self.server.peers.get(identity)
         version = PROTOCOL_VERSION if peer is None else peer.version
-        job = ServeJob(self.context, fetch, consumer, place, lambda m: self.send(identity, m), version)
+        reader = self.guests.endpoint(identity, fetch.transport)
+        job = ServeJob(
+            self.context, fetch, consumer, place, lambda m: self.send(identity, m), version, reader
+        )
         self._jobs[key] = job
         self._idle.clear()
         entry = self._ledger.open(

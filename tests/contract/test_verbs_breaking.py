@@ -231,6 +231,53 @@ async def test_windows_are_gone_with_the_link() -> None:
         assert await it.serving.revoke(grant)
 
 
+# -- announcements ---------------------------------------------------------------------------------------------
+
+
+async def test_a_grant_whose_reader_is_known_is_open_before_it_asks() -> None:
+    async with pair() as it:
+        asked: list[Any] = []
+        ask = it.link._ask
+
+        async def noted(question: Any) -> Any:
+            asked.append(question)
+            return await ask(question)
+
+        it.link._ask = noted  # type: ignore[method-assign]
+        dialogue = it.link._dialogue
+        assert dialogue is not None
+        grant, other = it.serving.grant(0, ARENA), it.serving.grant(0, ARENA)
+        it.serving.expect(other, it.serving.endpoint)  # another reader
+        it.serving.expect(other, {})
+        it.serving.expect(grant, it.reading.endpoint)
+        async with asyncio.timeout(LIMIT):
+            while not dialogue._announced:
+                await asyncio.sleep(0)
+        assert list(dialogue._announced) == [grant.key]
+        await it.read(grant.key)
+        assert asked == []
+        await it.read(grant.key)
+        assert len(asked) == 1, "an announcement is used once; later the key may be gone"
+        await it.read(other.key)
+
+
+async def test_an_announcement_that_is_out_of_date_harms_nobody() -> None:
+    async with pair() as it:
+        dialogue = it.link._dialogue
+        assert dialogue is not None
+        grant, good = it.serving.grant(0, ARENA), it.serving.grant(0, ARENA)
+        for each in (grant, good):
+            it.serving.expect(each, it.reading.endpoint)
+        async with asyncio.timeout(LIMIT):
+            while len(dialogue._announced) < 2:
+                await asyncio.sleep(0)
+        assert await it.serving.revoke(grant)
+        with pytest.raises(AccessDenied):
+            await it.read(grant.key)
+        # Queue pairs broke under it; what was said of the other grant was of the old ones.
+        await it.read(good.key)
+
+
 # -- limits ----------------------------------------------------------------------------------------------------
 
 

@@ -208,6 +208,12 @@ class VerbsTransport(Transport):
         """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
         return self._grants.grant(offset, nbytes)
 
+    def expect(self, grant: Grant, reader: Mapping[str, str]) -> None:
+        """See `Transport.expect`: windows are bound before the reader asks, and it is told."""
+        token = _checks.token_of(reader.get("token", ""))
+        if self._server is not None and token is not None:
+            self._server.announce(grant.key, _wire.reader_id(token))
+
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: the device has said that every key that readers were given for it is gone."""
         return await self._grants.revoke(grant, _evict, _FENCE_TIMEOUT)
@@ -250,7 +256,14 @@ class VerbsTransport(Transport):
         token = _checks.token_of(endpoint.get("token", ""))
         if not verdict.ok or token is None or self._registrations is None or self._worker is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
-        link = VerbsLink(self.config, self._ports, self._registrations, self._worker, int(endpoint["ports"]))
+        link = VerbsLink(
+            self.config,
+            self._ports,
+            self._registrations,
+            self._worker,
+            int(endpoint["ports"]),
+            _wire.reader_id(self._token),
+        )
         await link.open(endpoint["host"], int(endpoint["port"]), token, timeout)
         link.on_close = self._links.discard
         self._links.add(link)

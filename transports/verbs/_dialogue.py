@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_REMEMBERED = 1024
+"""Announcements kept of grants that nobody has read yet."""
+
+
 class Dialogue:
     """One connection.  Its end is told to whoever `listen` was given, once."""
 
@@ -24,6 +28,7 @@ class Dialogue:
         self._waiting: dict[int, asyncio.Future[_wire.Answer]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._next = 1
+        self._announced: dict[bytes, _wire.Entered] = {}
 
     @classmethod
     async def connect(cls, host: str, port: int) -> Dialogue:
@@ -50,10 +55,19 @@ class Dialogue:
         finally:
             self._waiting.pop(seq, None)
 
+    def announced(self, key: bytes) -> _wire.Entered | None:
+        """What the peer said of a grant unasked, once."""
+        return self._announced.pop(key, None)
+
     async def _listen(self, on_end: Callable[[HawkError], None]) -> None:
         try:
             while True:
                 answer = await _wire.read_answer(self._reader)
+                if isinstance(answer, _wire.Entered) and answer.key:
+                    self._announced[answer.key] = answer
+                    if len(self._announced) > _REMEMBERED:
+                        del self._announced[next(iter(self._announced))]
+                    continue
                 waiting = None if isinstance(answer, _wire.Welcome) else self._waiting.get(answer.seq)
                 if waiting is not None and not waiting.done():  # else whoever asked has given up
                     waiting.set_result(answer)

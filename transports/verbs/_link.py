@@ -49,7 +49,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
 class VerbsLink(Link):
-    """See the module.  `peer_ports` is how many ports the peer has."""
+    """See the module.  `peer_ports` is how many ports the peer has, `name` what we call ourselves."""
 
     def __init__(
         self,
@@ -58,12 +58,14 @@ class VerbsLink(Link):
         registrations: Registrations,
         worker: Worker,
         peer_ports: int,
+        name: bytes,
     ) -> None:
         self._config = config
         self._ports = ports
         self._registrations = registrations
         self._worker = worker
         self._peer_ports = peer_ports
+        self._name = name
         self.on_close: Callable[[VerbsLink], None] = lambda link: None
         self._stripes = [Stripe(i, i % len(ports)) for i in range(config.queue_pairs)]
         self._works: deque[Work] = deque()
@@ -103,7 +105,7 @@ class VerbsLink(Link):
             for end in ends:
                 await end.open()
             mine = [end.facts(self._port_of(s)) for s, end in zip(self._stripes, ends, strict=True)]
-            answer = await dialogue.first(_wire.Hello(_wire.VERSION, token, mine))
+            answer = await dialogue.first(_wire.Hello(_wire.VERSION, token, mine, self._name))
             if isinstance(answer, _wire.Refused):
                 full = answer.why == _wire.FULL
                 raise PeerUnreachable(
@@ -167,7 +169,8 @@ class VerbsLink(Link):
             async with asyncio.timeout(timeout):
                 registered = [await self._registrations.of(region, LOCAL_WRITE) for region in regions]
                 work = Work(key, segments, regions, registered)
-                self._enter(work, await self._ask(_wire.Enter(0, key)))
+                known = self._dialogue.announced(key) if self._dialogue is not None else None
+                self._enter(work, known or await self._ask(_wire.Enter(0, key)))
         except TimeoutError as error:
             if isinstance(error, HawkError):
                 raise

@@ -97,6 +97,12 @@ class Server:
         self.trouble = None
         return found
 
+    def announce(self, key: bytes, reader: bytes) -> None:
+        """Opens a grant to the reader that calls itself so, on each of its links."""
+        for session in self.sessions:
+            if hmac.compare_digest(session.reader, reader):
+                session.announce(key)
+
     async def close(self) -> None:
         """Closes the listener and every session."""
         self._closing = True

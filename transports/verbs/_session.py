@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hawk.errors import RegistrationFailed
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _wire
@@ -25,7 +27,10 @@ _MOST_QUESTIONS = 4096
 
 
 class Session:
-    """See the module.  Questions are answered as they come; binding for one does not hold up the next."""
+    """See the module; `reader` is what the reader calls itself.
+
+    Questions are answered as they come; binding for one does not hold up the next.
+    """
 
     def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server = server
@@ -36,11 +41,13 @@ class Session:
         self._visits: dict[bytes, Visit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self.reader = b""
 
     async def run(self, hello: _wire.Hello) -> None:
         """Serves until the reader ends.  Raises `OSError`, or `VerbsError` where its queue pairs cannot be made."""
         if not 0 < len(hello.queues) <= _MOST_QUEUES:
             raise _wire.BadWire("no queue pairs, or too many")
+        self.reader = hello.reader
         answers = []
         for facts in hello.queues:
             _wire.check(facts, len(self._server.ports))
@@ -109,6 +116,20 @@ class Session:
         return self._server.pools[id(end.end.chosen.device)]
 
     # -- grants --------------------------------------------------------------------------------------------------
+
+    def announce(self, key: bytes) -> None:
+        """Opens a grant that the reader is about to ask for, and tells it."""
+        if self._closing is None and len(self._tasks) < _MOST_QUESTIONS:
+            self._start(self._announce(key))
+
+    async def _announce(self, key: bytes) -> None:
+        try:
+            answer = await self._answer(_wire.Enter(0, key))
+        except (VerbsError, RegistrationFailed) as error:
+            log.debug("a grant was not announced", reason=str(error))  # said when the reader asks
+            return
+        if isinstance(answer, _wire.Entered):
+            _wire.write(self._writer, msgspec.structs.replace(answer, key=key))
 
     async def _enter(self, question: _wire.Enter) -> None:
         try:

@@ -3,7 +3,8 @@
     reader -> server   Hello     token, the reader's queue pairs                     once, first
     server -> reader   Welcome   the server's queue pairs, connected to the reader's
     reader -> server   Enter     the key of a grant
-    server -> reader   Entered   where its range lies, and a remote key for each queue pair
+    server -> reader   Entered   where its range lies, and a remote key for each queue pair; also unasked, with seq 0
+                                 and the grant's key, where the server knows who will read
     reader -> server   Renew     a queue pair broke; here is a fresh one
     server -> reader   Renewed   the server's fresh one, connected to it
     server -> reader   Refused   in place of any of these answers, and why
@@ -15,6 +16,7 @@ access to nothing; the key of a grant does that.  The connection's end is the li
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import struct
 from typing import TYPE_CHECKING
 
@@ -58,9 +60,12 @@ class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """`reader` is what `reader_id` makes of the reader's own token, by which its agent is known."""
+
     version: int
     token: bytes
     queues: list[QueueFacts]
+    reader: bytes = b""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -80,6 +85,7 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
     windows         offsets at which a remote key begins, ascending
     keys            the remote keys of each window for each queue pair; none for one that is broken
     queues          the number of the serving side's queue pair that each of them is for
+    key             the grant's key, where nobody asked
     """
 
     seq: int
@@ -89,6 +95,7 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
     windows: list[int]
     keys: list[list[int]]
     queues: list[int]
+    key: bytes = b""
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
@@ -116,6 +123,11 @@ Answer = Welcome | Entered | Renewed | Refused
 _ENCODER = msgspec.msgpack.Encoder()
 _QUESTION: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Question)
 _ANSWER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
+
+
+def reader_id(token: bytes) -> bytes:
+    """What a reader calls itself: it follows from its instance's token, and does not give it away."""
+    return hashlib.blake2b(token, digest_size=16, person=b"hawk-verbs").digest()
 
 
 class BadWire(ConnectionError):

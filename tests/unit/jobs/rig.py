@@ -69,6 +69,7 @@ class Wires:
     name = "tcp"
     endpoint = ENDPOINT
     broken = False
+    expect = staticmethod(lambda grant, reader: None)
 
     def __init__(self, *, can_fence: bool = True) -> None:
         self.capabilities = Capabilities(can_fence=can_fence)
@@ -251,7 +252,8 @@ class Rig:
         self.to_p.deliver = lambda frame: self.server.handler(PEER, SimpleNamespace(from_generation=1), frame)
         self.to_d.deliver = self.peer.take
         self.server.out = self.to_d.send
-        self.server.handler(PEER, SimpleNamespace(from_generation=1), Hello("d0", "both", "t", {}))
+        hello = Hello("d0", "both", "t", {"tcp": ENDPOINT})
+        self.server.handler(PEER, SimpleNamespace(from_generation=1), hello)
         self.context = FetchContext(
             peers=SimpleNamespace(session=self.session_of),  # type: ignore[arg-type]
             links=self,

@@ -27,7 +27,7 @@ from hawk.jobs.receive import DEPTH
 from hawk.transports.base import Grant
 from tests.end_to_end import caches as c
 from tests.unit.jobs import clock
-from tests.unit.jobs.rig import PEER, rig
+from tests.unit.jobs.rig import ENDPOINT, PEER, rig
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -44,6 +44,16 @@ async def test_what_is_not_flushed_is_not_seen() -> None:
 
 async def _nothing(ranges: object) -> None:
     return
+
+
+async def test_a_transport_is_told_who_will_read_each_chunk() -> None:
+    async with rig() as made:
+        told: list[tuple[Grant, object]] = []
+        made.transport.expect = lambda grant, reader: told.append((grant, reader))  # type: ignore[method-assign]
+        entry = made.offer()
+        await made.fetch(entry.claim).run()
+        assert len({grant.key for grant, _ in told}) == len(told) > 1
+        assert all(reader == ENDPOINT for _, reader in told)
 
 
 async def test_silence_ends_both_sides() -> None:
