@@ -86,6 +86,9 @@ static PyObject *retile(PyObject *self, PyObject *args)
     if (facts[0] < 0 || facts[0] >= CODECS || facts[1] < 0 || facts[1] >= CODECS || facts[2] < 1 || facts[2] > most ||
         facts[3] < 1 || facts[3] > most || n > MAX_LOOPS)
         goto misfit;
+    /* A page holds whole groups: half a byte at its end would be read as one. */
+    if (facts[2] % group_of((int)facts[0]) || facts[3] % group_of((int)facts[1]))
+        goto misfit;
     for (Py_ssize_t k = 0; k < n; k++) {
         const struct loop *l = &loops[k];
         if (l->ext < 1 || l->ext > most || l->src < 0 || l->src > most || l->dst < 0 || l->dst > most || l->row < 0 ||

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hawk.errors import InvalidArgument
 from hawk.layouts.codecs import CODECS
 from hawk.retile import cpu, native
 from hawk.retile.program import Loop, Pieces, Program
@@ -31,3 +32,27 @@ def test_a_run_of_any_length(source, target):
                 cpu.run(program, pieces, [src], [dst])
             found.append(dst)
         assert np.array_equal(*found), ext
+
+
+@pytest.mark.parametrize("source", ["bfp4_b", "bfp8_b", "mxfp4_e2m1"])
+def test_a_page_holds_whole_groups(source):
+    """Elements beyond the last whole group would be read behind the page's end."""
+    group = CODECS[source].group
+    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    program = Program(
+        CODECS[source],
+        CODECS["bf16"],
+        1,
+        (Loop(group + 1, 1, 1, 0, 0),),
+        zero,
+        zero,
+        one,
+        zero,
+        group + 1,
+        group + 1,
+    )
+    pieces = Pieces(zero, zero, zero, zero, zero, zero, zero, one, one)
+    dst = np.full(2 * (group + 1), 0x5A, np.uint8)
+    with native.using("c"), pytest.raises(InvalidArgument, match=r"program\.loops"):
+        cpu.run(program, pieces, [np.zeros(4 * group, np.uint8)], [dst])
+    assert (dst == 0x5A).all()
