@@ -16,7 +16,7 @@ typedef long long i64;
 #define UNROLL _Pragma("unroll")
 #define SOME _Pragma("unroll 2")
 
-#define KERNEL(NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS) NAME(__VA_ARGS__)
+#define KERNEL(NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(__VA_ARGS__)
 #define PHASES(ROOM)                                                                                                     \
     {                                                                                                                    \
         extern __shared__ uint4 shared_words[];                                                                          \

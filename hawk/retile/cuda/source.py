@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 BATCH = 8
 """Vectors that a thread has under way at once."""
 
+BLOCKS = 12
+"""Blocks that a processor shall hold at once: the compiler makes do with that many registers."""
+
 PART_FIELDS = ("units", "steps", "base", "words", "flags", "rows")
 """What the kernel is told of each program: numbers, then places in the table, in units of `VECTOR` bytes."""
 
@@ -38,6 +41,7 @@ def text(specs: tuple[Spec, ...], under: str | None = None) -> str:
     """The kernel `retile` for these programs; `under` is the header it stands on, that of a GPU by default."""
     parts = [
         f"#define THREADS {THREADS}",
+        f"#define BLOCKS {1 if any(_is_heavy(spec) for spec in specs) else BLOCKS}",
         header("device.h") if under is None else under,
         header("codecs.h"),
         _types(len(specs)),
@@ -251,6 +255,16 @@ def _give(i: int, box: Box) -> str:
     )
 
 
+def _is_paired(spec: Spec) -> bool:
+    """Whether bf16 becomes block floats, two elements to a word."""
+    return spec.src_codec.name == "bf16" and spec.dst_codec.name in ("bfp8_b", "bfp4_b")
+
+
+def _is_heavy(spec: Spec) -> bool:
+    """Whether whole groups are formed of values, which takes all the registers there are."""
+    return spec.dst_codec.group > 1 and not _same(spec) and not _is_paired(spec)
+
+
 def _same(spec: Spec) -> bool:
     return spec.src_codec == spec.dst_codec
 
@@ -268,7 +282,7 @@ def _converted(box: Box, found: Vector, elements: list[At], names: list[str]) ->
         if src.bits == 8:
             return [*lines, *_out(moved(elements, 8))]
         return [*lines, *_out(packed([code(e, 4) for e in elements], 4))]
-    if src.name == "bf16" and dst.name in ("bfp8_b", "bfp4_b"):
+    if _is_paired(spec):
         pairs = ", ".join(moved(elements, 16))
         return [
             f"u32 w[8] = {{{pairs}}};",

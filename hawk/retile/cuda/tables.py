@@ -88,8 +88,58 @@ def bind(steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span)
             p = step.program
             kind = p.loops, p.src_codec, p.dst_codec, p.src_elements, p.dst_elements, id(step.pieces)
             kinds.setdefault(kind, []).append(step)
-    parts = [_part(alike, regions, arena) for alike in kinds.values()]
+    parts = [_part(*kind, regions, arena) for kind in _coupled(list(kinds.values()))]
     return [_joined(parts[i : i + MAX_PARTS]) for i in range(0, len(parts), MAX_PARTS)]
+
+
+class _Kind(NamedTuple):
+    """Steps that share their pieces, and further pieces that are moved with each of them, or None."""
+
+    steps: list[Step]
+    others: Pieces | None
+
+
+def _coupled(kinds: list[list[Step]]) -> list[_Kind]:
+    """Kinds that fill the same places of the same pages in turn, as K and V do in words of both, made one.
+
+    Apart each would write parts of words, which costs memory a read and a write of the whole.
+    """
+    found: list[_Kind] = []
+    left = list(kinds)
+    while left:
+        first = left.pop(0)
+        for i, second in enumerate(left):
+            others = _beside(first, second)
+            if others is not None:
+                del left[i]
+                found.append(_Kind(first, others))
+                break
+        else:
+            found.append(_Kind(first, None))
+    return found
+
+
+def _beside(a: list[Step], b: list[Step]) -> Pieces | None:
+    """The pieces of `b` as seen from the bases of `a`, where both lie side by side in every page of the target."""
+    p, q = a[0], b[0]
+    if p.program.loops != q.program.loops or p.program.src_codec != q.program.src_codec or len(a) != len(b):
+        return None
+    if p.program.dst_codec != q.program.dst_codec or p.program.dst_codec.group > 1:
+        return None
+    shifts = set()
+    for x, y in zip(a, b, strict=True):
+        if x.src_region != y.src_region or x.dst_offset != y.dst_offset or len(x.src_offset) != 1:
+            return None
+        shifts.add(y.src_offset[0] - x.src_offset[0])
+    same = all(
+        np.array_equal(getattr(p.pieces, n), getattr(q.pieces, n))
+        for n in ("dst_channel", "dst_page", "lo", "hi", "cols")
+    )
+    apart = q.pieces.dst_start - p.pieces.dst_start
+    if not same or len(shifts) != 1 or min(shifts) < 0 or (apart != apart[0]).any() or apart[0] <= 0:
+        return None
+    reads = q.pieces.hi > 0
+    return replace(q.pieces, src_page=np.where(reads, q.pieces.src_page + min(shifts), 0))
 
 
 class _Part(NamedTuple):
@@ -116,15 +166,22 @@ def _joined(parts: list[_Part]) -> Bound:
     return Bound(tuple(p.spec for p in parts), table, found, sum(p.units * p.steps for p in parts))
 
 
-def _part(steps: list[Step], regions: Sequence[Span], arena: Span) -> _Part:
+def _part(steps: list[Step], others: Pieces | None, regions: Sequence[Span], arena: Span) -> _Part:
     program, pieces = steps[0].program, steps[0].pieces
     bases, room = _bases(steps, regions, arena)
     src_channels = len(steps[0].src_offset)
     numpy_core.check(program, pieces, room[:src_channels], room[src_channels:])
-    program, pieces, each = split(program, pieces)
-    count = _pieces_of_unit(program, each)
+    most = UNIT_BYTES
+    if others is not None:
+        numpy_core.check(program, others, room[:src_channels], room[src_channels:])
+        most //= 2
+        _, others, _ = split(program, others, most)
+    program, pieces, each = split(program, pieces, most)
+    count = _pieces_of_unit(program, each, most)
     if len(pieces) % count:
         count = 1
+    if others is not None:
+        pieces, count = _in_turn(pieces, others), 2 * count
     whole: Bools = np.logical_and.reduce(_whole(program, pieces).reshape(-1, count), axis=1)
     spec, src, dst = _spec(program, pieces, count, whole, bases, src_channels)
     if spec.fast and not box_of(spec).fast:
@@ -237,12 +294,17 @@ def split(program: Program, pieces: Pieces, most: int = 0) -> tuple[Program, Pie
         program, pieces, every = replace(program, loops=loops), Pieces(**columns), every * cuts
 
 
-def _pieces_of_unit(program: Program, cuts: int) -> int:
+def _in_turn(a: Pieces, b: Pieces) -> Pieces:
+    """The first of both, the second of both, and so on."""
+    return Pieces(**{n: np.stack((getattr(a, n), getattr(b, n)), axis=1).ravel() for n in _COLUMNS})
+
+
+def _pieces_of_unit(program: Program, cuts: int, most: int) -> int:
     """How many pieces one block of threads takes: those of a row of heads and dims, or an even part of them."""
     size = prod(p.ext for p in program.loops) * program.src_codec.bits // 8
     inner, best = 1, 1
     for extent in (cuts, len(program.dims), len(program.heads)):
-        fitting = [d for d in range(1, extent + 1) if extent % d == 0 and inner * d * size <= UNIT_BYTES]
+        fitting = [d for d in range(1, extent + 1) if extent % d == 0 and inner * d * size <= most]
         best = max(best, inner * max(fitting, default=1))
         if not fitting or fitting[-1] != extent:
             break

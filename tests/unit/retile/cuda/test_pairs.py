@@ -48,3 +48,13 @@ def test_the_bytes_are_those_of_the_cpu(pair, kernels):
     assert all(fast) != (pair in SINGLY), "vectors, not elements one by one"
     assert kernels.launch(launches[0], regions, got) == 0, "an access outside, or not aligned"
     assert np.array_equal(got, want), np.flatnonzero(got != want)[:8]
+
+
+@pytest.mark.parametrize("pair", ["nhd > words", "nhd:fp8_e4m3fn > words4:fp8_e4m3fn"])
+def test_both_halves_of_a_word_are_written_at_once(pair):
+    """K and V are two programs, each of which would write parts of words."""
+    steps, regions, nbytes = planned(CASES[pair], 0, 128)
+    assert len(steps) == 2
+    (bound,) = bind(steps, [span(r) for r in regions], span(aligned(nbytes, 0)))
+    (spec,) = bound.specs
+    assert box_of(spec).store_bytes == 16
