@@ -37,6 +37,9 @@ UNIT_BYTES = 8 << 10
 MAX_PARTS = 4
 """Programs of one kernel."""
 
+NARROW = 1 << 32
+"""Words below this take 32 bits, others 64."""
+
 _COLUMNS = tuple(f.name for f in fields(Pieces))
 _LARGEST_UNIT = 4096
 
@@ -188,7 +191,7 @@ def _part(steps: list[Step], others: Pieces | None, regions: Sequence[Span], are
         whole = np.zeros_like(whole)
         spec, src, dst = _spec(program, pieces, count, whole, bases, src_channels)
     words = [s.words(n) for s, n in ((src, spec.src_channels), (dst, spec.dst_channels))]
-    wide = any(int(w.max(initial=0)) >= 1 << 32 for w in words)
+    wide = any(int(w.max(initial=0)) >= NARROW for w in words)
     spec = replace(spec, wide=wide)
     partial = ~whole
     flags = np.where(partial, np.cumsum(partial) - 1, -1).astype(np.int32)

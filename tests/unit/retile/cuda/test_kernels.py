@@ -130,6 +130,16 @@ def test_large_pieces_are_cut(kernels, monkeypatch):
             same(kernels, *pair, token=3, tokens=70)
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+def test_memory_too_large_for_narrow_words(pair, kernels, monkeypatch):
+    a, b = PAIRS[pair]
+    monkeypatch.setattr("hawk.retile.cuda.tables.NARROW", 1)
+    spans = [Span(1 << 20, a.channel_bytes)] * a.channels
+    (bound,) = bind([step_of(a, b)], spans, Span(1 << 30, b.channel_bytes * b.channels))
+    assert bound.specs[0].wide
+    same(kernels, a, b)
+
+
 def test_errors_name_the_field():
     a, b = PAIRS["into tiles"]
     step = step_of(a, b)
