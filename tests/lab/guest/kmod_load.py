@@ -162,7 +162,7 @@ def test_bytes_are_what_the_kernel_sees() -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_mappings_are_counted_through_fork_and_partial_unmapping() -> None:
+def test_mappings_are_counted_through_fork() -> None:
     with Device().claim(0) as device:
         made = device.map(0)
         child = os.fork()
