@@ -248,6 +248,7 @@ class Client(Operator):
 def connect(address: str | Agent | None = None, *, timeout: float | str = "10s") -> Client:
     """A client of the agent at `address` (`"ipc://PATH"`, as in its config's `agent.local`), or of an embedded agent.
 
+    On the event loop of an embedded agent the client talks with it directly, everywhere else over its socket.
     Without an address the environment variable HAWK_LOCAL names it.
     """
     if address is None:
@@ -267,7 +268,7 @@ def connect(address: str | Agent | None = None, *, timeout: float | str = "10s")
                 got=shown(address),
                 expected='"ipc://PATH" or a hawk.Agent',
             )
-        address = local
+        return Client(local, timeout=duration(timeout, "timeout"), agent=address)
     return Client(address, timeout=duration(timeout, "timeout"))
 
 

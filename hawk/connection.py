@@ -47,8 +47,9 @@ from hawk.errors import (
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from hawk.agent import Agent
     from hawk.control.descriptors import DescriptorLink
-    from hawk.control.frames import Header
+    from hawk.control.passage import Passage
     from hawk.handles import Fetch
 
 LOCAL_CODEC: Codec[LocalMessage] = Codec(msgspec.msgpack.Decoder(LocalMessage))
@@ -63,10 +64,14 @@ class Connection:
     """Connects to one agent; belongs to the event loop and the process that opened it.
 
     quiet   the agent does not log that we came and went; for tools that come often and leave nothing
+    agent   the agent itself, where it lives in this process: on one event loop no socket is needed
     """
 
-    def __init__(self, address: str, *, timeout: float = 10.0, quiet: bool = False) -> None:
+    def __init__(
+        self, address: str, *, timeout: float = 10.0, quiet: bool = False, agent: Agent | None = None
+    ) -> None:
         self.address = address
+        self._agent = agent
         self.name = ""
         self.role = ""
         self.memories: list[MemoryInfo] = []
@@ -75,7 +80,7 @@ class Connection:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sockets: Sockets | None = None
-        self._channel: Channel[LocalMessage] | None = None
+        self._channel: Channel[LocalMessage] | Passage[LocalMessage] | None = None
         self._link: DescriptorLink | None = None
         self._calls: dict[int, asyncio.Future[LocalMessage]] = {}
         self._ids = itertools.count(1)
@@ -102,21 +107,9 @@ class Connection:
             token = secrets.token_bytes(16)
             path = sidecar_path(self.address)
             self._link = await connect_sidecar(path, token, timeout=self._timeout, on_closed=self._agent_gone)
-            self._sockets = Sockets()
-            self._channel = Channel(
-                self._sockets.dealer(self.address),
-                LOCAL_CODEC,
-                self._take,
-                on_lost=self._lose,
-                on_restarted=lambda old, new: self._lose(
-                    PeerLost("the agent restarted", address=self.address)
-                ),
-                peer="the local agent",
-                # The descriptor socket tells of the agent's death at once; silence alone proves nothing.
-                beat=Beat(interval=1.0, timeout=3600.0),
-            )
-            self._channel.start()
-            await self._channel.up(self._timeout)
+            self._channel = None if self._agent is None else self._agent.passage(self._hear)
+            if self._channel is None:
+                self._channel = await self._connect()
             attached = await self.call(
                 Attach(0, token, os.getpid(), self._software), Attached, timeout=self._timeout
             )
@@ -127,6 +120,22 @@ class Connection:
             raise
         self.name, self.role, self.memories = attached.name, attached.role, attached.memories
         self._generation = attached.generation
+
+    async def _connect(self) -> Channel[LocalMessage]:
+        self._sockets = Sockets()
+        channel = self._channel = Channel(
+            self._sockets.dealer(self.address),
+            LOCAL_CODEC,
+            lambda _, message: self._hear(message),
+            on_lost=self._lose,
+            on_restarted=lambda old, new: self._lose(PeerLost("the agent restarted", address=self.address)),
+            peer="the local agent",
+            # The descriptor socket tells of the agent's death at once; silence alone proves nothing.
+            beat=Beat(interval=1.0, timeout=3600.0),
+        )
+        channel.start()
+        await channel.up(self._timeout)
+        return channel
 
     async def close(self) -> None:
         """Ends fetches in flight, then the connection; the agent withdraws what this client offered.
@@ -213,14 +222,14 @@ class Connection:
         assert self._channel is not None
         assert self._loop is not None
         number = next(self._ids)
-        message = msgspec.structs.replace(message, id=number)
-        _check(message)
+        checked = _checked(msgspec.structs.replace(message, id=number))
         future: asyncio.Future[LocalMessage] = self._loop.create_future()
         self._calls[number] = future
         try:
             async with asyncio.timeout(timeout):
-                await self._send(message)
-                got = await future
+                await self._send(checked)
+                # On one event loop most answers are there already, and asking costs no turn of it.
+                got = future.result() if future.done() else await future
         except TimeoutError as error:
             if isinstance(error, HawkError):
                 raise
@@ -235,7 +244,7 @@ class Connection:
             raise InternalError("the agent gave another answer than the call has", got=type(got).__name__)
         return got
 
-    async def _send(self, message: msgspec.Struct) -> None:
+    async def _send(self, message: LocalMessage) -> None:
         """Sends, as soon as the queue has room: a thousand calls at once are more than it holds."""
         assert self._channel is not None
         while True:
@@ -258,8 +267,7 @@ class Connection:
             with contextlib.suppress(HawkError):
                 self._channel.send(msgspec.structs.replace(message, id=next(self._ids)))
 
-    def _take(self, header: Header, message: LocalMessage) -> None:
-        del header
+    def _hear(self, message: LocalMessage) -> None:
         if isinstance(message, Progress):
             fetch = self._fetches.get(message.job)
             if fetch is not None:
@@ -286,13 +294,13 @@ class Connection:
         await self.call(message, Done, timeout=timeout)
 
 
-def _check(message: msgspec.Struct) -> None:
-    """Raises `InvalidArgument` for what the agent would refuse to read, and could not answer therefore."""
+def _checked(message: msgspec.Struct) -> LocalMessage:
+    """The message as the agent reads it; raises `InvalidArgument` for what it would refuse, and could not answer."""
     try:
         body = encode_body(message)
     except InvalidArgument as error:
         raise refused_by_encoder(message, error) from error
     try:
-        LOCAL_CODEC.decode(body)
+        return LOCAL_CODEC.decode(body)
     except BadFrame as error:
         raise refused_by_schema(message, error.message) from error

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from hawk.config import Config
     from hawk.config_schema import MemoryConfig
+    from hawk.control.messages import LocalMessage
+    from hawk.control.passage import Passage
     from hawk.memory.base import Memory
     from hawk.transports.base import Transport
 
@@ -118,6 +120,7 @@ class Agent:
         self.peers_met: set[str] = set()
         self.drainer = Drainer(self)
         self._stack = contextlib.AsyncExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Agent:
         await self.start()
@@ -140,6 +143,7 @@ class Agent:
 
     async def _start(self) -> None:
         config, stack = self.config, self._stack
+        self._loop = asyncio.get_running_loop()
         stack.enter_context(_core(config.retile.core))
         native.core_name()  # a core that HAWK_CORE asks for in vain should end the start, not every job
         keys = load_pair(config.security.key_file) if config.security.key_file else None
@@ -337,6 +341,11 @@ class Agent:
             got=role,
             expected=f"{needed} or both",
         )
+
+    def passage(self, to_client: Callable[[LocalMessage], None]) -> Passage[LocalMessage] | None:
+        """A client's way in without a socket; None unless it runs in this process and on this event loop."""
+        here = self.up and os.getpid() == self.pid and asyncio.get_running_loop() is self._loop
+        return self.service.passage(to_client) if here else None
 
     def fetch_done(self, ending: str) -> None:
         """A fetch has ended."""

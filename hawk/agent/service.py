@@ -36,6 +36,7 @@ from hawk.control.messages import (
     TryPeer,
     Withdraw,
 )
+from hawk.control.passage import Passage
 from hawk.control.server import Server
 from hawk.errors import Aborted, BadFrame, Busy, ControlError, Draining, HawkError, InternalError, PeerLost
 from hawk.jobs.offers import OfferEntry, Outcome
@@ -45,9 +46,10 @@ from hawk.jobs.serving import LAST_WORDS
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hawk.agent.core import Agent
     from hawk.control.descriptors import DescriptorLink
-    from hawk.control.frames import Header
     from hawk.jobs.caches import CacheEntry
 
 log = get_log("hawk.agent.service")
@@ -56,6 +58,9 @@ LOCAL_CODEC: Codec[LocalMessage] = Codec(msgspec.msgpack.Decoder(LocalMessage))
 
 MOST_CALLS = 1024
 """Calls of one client that may wait for their answers."""
+
+_AT_ONCE = (Offer, LayersReady, StartFetch, AskStatus, AskPeers, AskJobs)
+"""Calls that have nothing to wait for."""
 
 MOST_STRANGERS = 64
 """Connections without a session that are remembered."""
@@ -73,11 +78,12 @@ class Service:
         self._sessions: dict[bytes, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._passages: dict[bytes, Passage[LocalMessage]] = {}
         self._closing = False
         self.server: Server[LocalMessage] = Server(
             agent.sockets.router(agent.config.agent.local, field="agent.local"),
             LOCAL_CODEC,
-            self._take,
+            lambda identity, _, message: self._take(identity, message),
             on_bad=lambda _, error: agent.metrics.bad_frame(error.code),
             on_gone=lambda peer, _: None,
             beat=None,
@@ -101,7 +107,22 @@ class Service:
             raise Draining("the agent is shutting down")
         self._forget_strangers()
         self._sessions[token] = session = Session(token, connection)
-        session.outbox = Outbox(lambda message: self.server.send(session.identity, message), connection.close)
+        session.outbox = Outbox(lambda message: self._send(session.identity, message), connection.close)
+
+    def passage(self, to_client: Callable[[LocalMessage], None]) -> Passage[LocalMessage]:
+        """A way in for a client of this process and event loop; the session that it will name has come already."""
+        made = Passage(
+            LOCAL_CODEC, self._take, to_client, lambda identity: self._passages.pop(identity, None)
+        )
+        self._passages[made.identity] = made
+        return made
+
+    def _send(self, identity: bytes, message: LocalMessage) -> None:
+        passage = self._passages.get(identity)
+        if passage is None:
+            self.server.send(identity, message)
+        else:
+            passage.answer(message)
 
     def _forget_strangers(self) -> None:
         """Silence proves nothing on this socket, so whoever left before it attached is forgotten here."""
@@ -114,6 +135,8 @@ class Service:
         session = self._sessions.get(token)
         if session is not None:
             self._end(session, PeerLost("the client's process is gone", pid=session.pid))
+            if (passage := self._passages.get(session.identity)) is not None:
+                passage.close()
 
     def _end(self, session: Session, error: HawkError) -> None:
         del self._sessions[session.token]
@@ -156,8 +179,7 @@ class Service:
         if not session.closed and session.outbox is not None:
             session.outbox.put(message)
 
-    def _take(self, identity: bytes, header: Header, message: LocalMessage) -> None:
-        del header
+    def _take(self, identity: bytes, message: LocalMessage) -> None:
         if isinstance(message, Attach):
             self._attach(identity, message)
             return
@@ -172,6 +194,9 @@ class Service:
             busy = Busy(f"a client may wait for {MOST_CALLS} answers at a time", retry_after=0.1)
             self._reply(session, Failed(call, busy.to_wire()))
             return
+        if isinstance(message, _AT_ONCE):
+            self._reply(session, self._answer_at_once(session, call, message))
+            return
         task = asyncio.get_running_loop().create_task(self._call(session, call, message))
         session.tasks.add(task)
         task.add_done_callback(session.tasks.discard)
@@ -185,7 +210,7 @@ class Service:
 
     def _answer_stranger(self, identity: bytes, message: LocalMessage) -> None:
         try:
-            self.server.send(identity, message)
+            self._send(identity, message)
         except (Busy, ControlError):
             return
 
@@ -210,15 +235,36 @@ class Service:
             "client attached", pid=session.pid, software=message.software
         )
 
+    def _answer_at_once(self, session: Session, call: int, message: LocalMessage) -> LocalMessage:
+        try:
+            return self._at_once(session, call, message)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+            return _failed(call, message, error)
+
     async def _call(self, session: Session, call: int, message: LocalMessage) -> None:
         try:
             answer = await self._handle(session, call, message)
-        except HawkError as error:
-            answer = Failed(call, error.to_wire())
-        except Exception as error:
-            log.exception("a call failed on a fault of ours", call=type(message).__name__)
-            answer = Failed(call, InternalError(f"{type(error).__name__}: {error}").to_wire())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+            answer = _failed(call, message, error)
         self._reply(session, answer)
+
+    def _at_once(self, session: Session, call: int, message: LocalMessage) -> LocalMessage:
+        """What has nothing to wait for, and is answered without a task."""
+        agent = self._agent
+        match message:
+            case Offer():
+                return offering.offer(agent, session, message)
+            case LayersReady(request=request, claim=claim, layers=layers):
+                agent.offers.layers_ready(offering.own(agent, session, request, claim), layers)
+            case StartFetch():
+                fetching.start(agent, session, message, lambda answer: self._reply(session, answer))
+            case AskStatus():
+                return report.status(agent, call)
+            case AskPeers():
+                return report.peers(agent, call)
+            case AskJobs():
+                return report.jobs(agent, message)
+        return Done(call)
 
     async def _handle(self, session: Session, call: int, message: LocalMessage) -> LocalMessage:
         agent = self._agent
@@ -237,24 +283,12 @@ class Service:
                 offering.withdraw_all(agent, entry, gone)
                 fetching.stop_into(session, entry, Aborted("the client released the cache", by="the client"))
                 await entry.gone.wait()
-            case Offer():
-                return offering.offer(agent, session, message)
-            case LayersReady(request=request, claim=claim, layers=layers):
-                agent.offers.layers_ready(offering.own(agent, session, request, claim), layers)
             case Withdraw(request=request, claim=claim):
                 await offering.withdraw(agent, session, request, claim)
             case AwaitOffer(request=request, claim=claim):
                 return await offering.ending(agent, session, call, request, claim)
-            case StartFetch():
-                fetching.start(agent, session, message, lambda answer: self._reply(session, answer))
             case AbortFetch(job=job):
                 await fetching.abort(session, job)
-            case AskStatus():
-                return report.status(agent, call)
-            case AskPeers():
-                return report.peers(agent, call)
-            case AskJobs():
-                return report.jobs(agent, message)
             case TryPeer(peer=peer, timeout=timeout):
                 return Tried(call, await try_transports(agent.fetch_context, peer, timeout))
             case Drain(resume=True):
@@ -293,3 +327,10 @@ class Service:
         """An offer is over and its source blocks are free."""
         offering.ended(self._agent, self._sessions.get(entry.cache.session), entry)
         self._agent.drainer.touch()
+
+
+def _failed(call: int, message: LocalMessage, error: Exception) -> Failed:
+    if not isinstance(error, HawkError):
+        log.error("a call failed on a fault of ours", call=type(message).__name__, exc_info=error)
+        error = InternalError(f"{type(error).__name__}: {error}")
+    return Failed(call, error.to_wire())

@@ -109,6 +109,8 @@ class PeerSession:
         """Waits until the peer has introduced itself; raises `PeerUnreachable` or `VersionMismatch`."""
         until = asyncio.get_running_loop().time() + timeout
         await self.channel.up(timeout)
+        if self._welcomed.is_set() and self._refused is None:
+            return
         try:
             async with asyncio.timeout_at(until):
                 while not self._welcomed.is_set():

@@ -88,6 +88,8 @@ class FetchRequest:
 
     def of(self, source: Source) -> FetchRequest:
         """The same for one source alone."""
+        if not self.others and source == self.sources[0]:
+            return self
         return replace(self, **{f.name: getattr(source, f.name) for f in fields(source)}, others=())
 
 

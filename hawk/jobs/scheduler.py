@@ -142,6 +142,12 @@ class Scheduler:
         line.add(ask)
         self._waiting += 1
 
+    def served(self, ask: Ask) -> None:
+        """The ask got what it wants while nobody waited: as `add` and `next`, without the line in between."""
+        start = max(self._virtual, self._ends.pop(ask.peer, 0))
+        self._virtual = start
+        self._remember(ask.peer, start + max(ask.nbytes, 1))
+
     def discard(self, ask: Ask) -> None:
         """The ask waits no more, and was not served; nothing happens if it did not wait."""
         if ask._waits:
@@ -202,7 +208,10 @@ class Scheduler:
         """Nothing of a peer waits: only what it got beyond the others is remembered."""
         del self._lines[line.peer]
         if line.start > self._virtual:
-            self._ends[line.peer] = line.start
+            self._remember(line.peer, line.start)
+
+    def _remember(self, peer: str, end: int) -> None:
+        self._ends[peer] = end
         if len(self._ends) > _REMEMBERED:
             self._ends = {peer: end for peer, end in self._ends.items() if end > self._virtual}
             while len(self._ends) > _REMEMBERED:

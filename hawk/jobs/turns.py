@@ -43,6 +43,11 @@ class Turns(Generic[T]):
 
     async def take(self, ask: Ask) -> T:
         """Waits for the ask's turn and returns what was taken for it.  Cancelled, it holds nothing."""
+        if not self._waiting:
+            took = self._take(ask)
+            if not isinstance(took, Short):
+                self._scheduler.served(ask)
+                return took
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[ask] = turn
         self._scheduler.add(ask)

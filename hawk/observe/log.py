@@ -29,10 +29,20 @@ def get(name: str, **fields: object) -> structlog.stdlib.BoundLogger:
     logger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[structlog.stdlib.filter_by_level, _to_record],
-        wrapper_class=structlog.stdlib.BoundLogger,
+        wrapper_class=_Logger,
         context_class=dict,
     )
-    return cast("structlog.stdlib.BoundLogger", logger.bind(**fields) if fields else logger)
+    return cast("structlog.stdlib.BoundLogger", logger.bind(**fields))
+
+
+class _Logger(structlog.stdlib.BoundLogger):
+    """One whose details cost next to nothing where nobody wants them: every job has some."""
+
+    def debug(self, event: str | None = None, *args: Any, **fields: Any) -> Any:
+        """An event that is seldom wanted."""
+        if self._logger.isEnabledFor(logging.DEBUG):
+            return super().debug(event, *args, **fields)
+        return None
 
 
 def _to_record(

@@ -72,6 +72,7 @@ class Metrics:
             ["reason"],
             registry=own,
         )
+        self._phases: dict[str, Histogram] = {}
         self._mismatches = Counter(
             "hawk_verify_mismatches", "Fetches whose bytes were not those that were sent.", registry=own
         )
@@ -85,7 +86,11 @@ class Metrics:
 
     def phase(self, phase: str, seconds: float) -> None:
         """One phase of one job took `seconds`."""
-        self._phase.labels(phase).observe(seconds)
+        # Looked up once: several times a job, prometheus' own look-up by labels costs more than counting does.
+        known = self._phases.get(phase)
+        if known is None:
+            known = self._phases[phase] = self._phase.labels(phase)
+        known.observe(seconds)
 
     def moved(self, direction: str, transport: str, nbytes: int) -> None:
         """`nbytes` were sent or received."""

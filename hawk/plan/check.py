@@ -165,8 +165,8 @@ def check_blocks(
             expected=f"{last} or more, for tokens up to {selection.token + selection.tokens} in blocks of {size}",
             layout=layout.name,
         )
-    bad = np.flatnonzero((table < 0) | (table >= layout.shape.blocks))
-    if len(bad):
+    if table.size and (table.min() < 0 or table.max() >= layout.shape.blocks):
+        bad = np.flatnonzero((table < 0) | (table >= layout.shape.blocks))
         raise InvalidArgument(
             "no such block",
             field=f"{field}[{int(bad[0])}]",
@@ -176,6 +176,8 @@ def check_blocks(
         )
     table = table.astype(np.int64)
     used = table[first:last]
+    if len(set(used.tolist())) == len(used):
+        return table
     order = np.argsort(used, kind="stable")
     twice = np.flatnonzero(used[order][1:] == used[order][:-1])
     if len(twice):

@@ -260,3 +260,18 @@ def test_the_work_for_one_does_not_grow_with_what_waits(peers: int, monkeypatch:
         return (next(count) - before) / 100
 
     assert comparisons(10_000) < 3 * comparisons(1_000) + 50
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50)), max_size=30))
+def test_who_comes_while_nobody_waits_leaves_the_same_shares(pieces: list[tuple[str, int]]) -> None:
+    quick, slow = Scheduler(), Scheduler()
+    for peer, nbytes in pieces:
+        quick.served(Ask(peer, nbytes))
+        slow.add(Ask(peer, nbytes))
+        assert slow.next(lambda _: None) is not None
+    for each in (quick, slow):
+        for number, peer in enumerate("abcd" * 3):
+            each.add(Ask(peer, 7, left=number))
+    assert [quick.next(lambda _: None).left for _ in range(12)] == [
+        slow.next(lambda _: None).left for _ in range(12)
+    ]
