@@ -17,26 +17,39 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hawk.memory.region import Region
+    from hawk.transports.shm._board import Board
 
 KEY_BYTES = 32
 
+_LOOK_AGAIN = 0.001
+"""Seconds between two looks at readers that do not say when they leave."""
+
 
 class Held:
-    """One grant as the serving side keeps it.  `guests` are those inside its range at this moment."""
+    """One grant as the serving side keeps it.
 
-    __slots__ = ("grant", "guests", "latches", "revoked")
+    guests    those inside its range at this moment, as far as they have said so
+    slot      its place on the board where readers look for themselves, or -1
+    """
 
-    def __init__(self, grant: Grant) -> None:
+    __slots__ = ("grant", "guests", "latches", "revoked", "slot")
+
+    def __init__(self, grant: Grant, slot: int = -1) -> None:
         self.grant = grant
         self.guests: set[object] = set()
         self.latches: list[Latch] = []
         self.revoked = False
+        self.slot = slot
 
 
 class GrantTable:
-    """The grants of one served region.  `enter` and `leave` are for serving threads, the rest for the loop."""
+    """The grants of one served region.  `enter` and `leave` are for serving threads, the rest for the loop.
+
+    board    where readers may look for themselves, and are seen inside without having said so
+    """
 
     def __init__(self) -> None:
+        self.board: Board | None = None
         self._lock = threading.Lock()
         self._pepper = secrets.token_bytes(32)
         self._open: dict[bytes, Held] = {}
@@ -74,9 +87,12 @@ class GrantTable:
                 got=f"offset {offset}, {nbytes} bytes",
                 expected=f"a range of at least one byte within {region.nbytes} bytes",
             )
-        grant = Grant(secrets.token_bytes(KEY_BYTES), offset, nbytes)
+        key, slot = (secrets.token_bytes(KEY_BYTES), -1) if self.board is None else self.board.key()
+        grant = Grant(key, offset, nbytes)
         with self._lock:
-            self._open[self._digest(grant.key)] = Held(grant)
+            self._open[self._digest(grant.key)] = Held(grant, slot)
+        if self.board is not None and slot >= 0:
+            self.board.post(key, slot, offset, offset + nbytes)
         return grant
 
     def enter(self, key: bytes, low: int, high: int, guest: object) -> Held | None:
@@ -108,11 +124,23 @@ class GrantTable:
             latches: list[Latch] = []
             if not held.guests and held.latches:
                 latches, held.latches = held.latches, []
-                self._draining.pop(self._digest(held.grant.key), None)
+                if not self._looks(held):
+                    self._let_go(held)
             stood = not held.revoked
         for latch in latches:
             latch.set()
         return stood
+
+    def _looks(self, held: Held) -> bool:
+        """Whether a reader is inside that has not said so."""
+        return self.board is not None and held.slot >= 0 and self.board.inside(held.slot)
+
+    def _let_go(self, held: Held) -> None:
+        """Nobody is inside, nor comes in any more."""
+        self._draining.pop(self._digest(held.grant.key), None)
+        if self.board is not None and held.slot >= 0:
+            self.board.free(held.slot)
+            held.slot = -1
 
     def open_grants(self) -> list[Grant]:
         """The grants that are not revoked."""
@@ -135,9 +163,11 @@ class GrantTable:
             held = self._open.pop(digest, None) or self._draining.get(digest)
             if held is None:
                 return True
-            if not held.guests:
+            if self.board is not None and held.slot >= 0:
+                self.board.take_down(held.slot)
+            if not held.guests and not self._looks(held):
                 held.revoked = True
-                self._draining.pop(digest, None)
+                self._let_go(held)
                 return True
             self._draining[digest] = held
             latch = Latch()
@@ -146,12 +176,31 @@ class GrantTable:
             await asyncio.wait({latch.future}, timeout=patience)
         with self._lock:
             held.revoked = True
-            if not held.guests:
+            if not held.guests and not self._looks(held):
+                self._let_go(held)
                 return True
             if evict is not None:
                 # Under the lock, so that only those still inside are thrown out.
                 for guest in held.guests:
                     evict(guest)
-        await asyncio.wait({latch.future}, timeout=grace)
-        with self._lock:
-            return not held.guests
+        return await self._left(held, latch, grace)
+
+    async def _left(self, held: Held, latch: Latch, grace: float) -> bool:
+        """Whether everybody has left, after at most so many seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace
+        while True:
+            with self._lock:
+                looks = self._looks(held)
+                if not held.guests and not looks:
+                    self._let_go(held)
+                    return True
+            left = until - loop.time()
+            if left <= 0:
+                return False
+            if looks and not held.guests:
+                await asyncio.sleep(
+                    min(left, _LOOK_AGAIN)
+                )  # it is copying, for microseconds, or it stands still
+            else:
+                await asyncio.wait({latch.future}, timeout=left)

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hawk.errors import InvalidArgument, OutOfMemory, Unmappable
 from hawk.jobs.caches import part_of
-from hawk.plan.check import check
+from hawk.plan.check import check, entries
+from hawk.plan.keep import MOST_BYTES, kept
+from hawk.plan.losses import loss
 from hawk.plan.part import selection
 from hawk.plan.scales import check_selected
-from hawk.plan.target import split
-from hawk.plan.types import Selection
+from hawk.plan.target import chunk_bytes, split
+from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
     from hawk.control.messages import Fetch
     from hawk.jobs.offers import OfferEntry
     from hawk.layouts import CompiledLayout
-    from hawk.plan.types import Chunk
 
 
+@lru_cache(maxsize=256)
+def bytes_of(target: CompiledLayout, selection: Selection) -> int:
+    """Bytes of the arena that all of a selection takes, as one chunk."""
+    first, last = entries(target, selection)
+    return chunk_bytes(target, selection, Chunk(selection.layer, selection.layers, first, last - first))
+
+
+@lru_cache(maxsize=256)
+def least_of(target: CompiledLayout, selection: Selection) -> int:
+    """Bytes of the arena that one entry of one layer takes: the largest of the selection, which are at its ends."""
+    first, last = entries(target, selection)
+    ends = (Chunk(selection.layer, 1, block, 1) for block in (first, last - 1))
+    return max(chunk_bytes(target, selection, chunk) for chunk in ends)
+
+
+@lru_cache(maxsize=256)
+def loses(source: CompiledLayout, target: CompiledLayout, selection: Selection) -> bool:
+    """Whether values may change on the way."""
+    return loss(source, target, selection) is not None
+
+
+@kept(256, lambda chunks: len(chunks) * (MOST_BYTES >> 6))
 def cut(target: CompiledLayout, selection: Selection, limit: int, setting: str) -> tuple[Chunk, ...]:
-    """`split`, whose refusal names the `setting` that `limit` comes from instead of an argument."""
+    """`split`, whose refusal names the `setting` that `limit` comes from instead of an argument.
+
+    Kept where there are few chunks: small jobs, which come often.
+    """
     try:
         return split(target, selection, max_bytes=limit)
     except OutOfMemory as fault:
@@ -32,6 +59,10 @@ def cut(target: CompiledLayout, selection: Selection, limit: int, setting: str) 
             expected=fault.expected,
             hint="Raise it on the agent that names it here",
         ) from fault
+
+
+_fit = lru_cache(maxsize=256)(check)
+"""`check` for caches and selections that come again and again; a refusal is not kept."""
 
 
 def agreed(offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: CompiledLayout) -> Selection:
@@ -51,10 +82,10 @@ def agreed(offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: Comp
         )
     if offer.cache.descr.part is None and fetch.target.part is None:
         # Two whole caches: whether they have the same layers and heads is for `check` to say.
-        check(source, target)
+        _fit(source, target)
         return Selection(layer=0, layers=target.shape.layers, token=first, tokens=last - first)
     chosen = selection(offer.part, part_of(fetch.target), first, last - first)
-    check(source, target, chosen)
+    _fit(source, target, chosen)
     return chosen
 
 

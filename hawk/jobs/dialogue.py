@@ -52,6 +52,12 @@ UNNEEDED = "unneeded"
 MOST_CHUNKS = 65_536
 """Chunks of a job; as many as a `Poll` can name."""
 
+TOGETHER = 2
+"""The first protocol version whose P may say the first `Prepared` within `Accepted`."""
+
+RELEASE_SAYS_ALL = 2
+"""The first protocol version whose D leaves out the `Consumed` that a `Release` would follow at once."""
+
 _POLLS_KEPT = 64
 
 
@@ -78,7 +84,7 @@ class Dialogue:
         self._abort: Abort | None = None
         self._fault: HawkError | None = None
         self._lease: Lease | None = None
-        self._keep_alive: asyncio.Task[None] | None = None
+        self._keep_alive: asyncio.TimerHandle | None = None
         self._polls: dict[int, float] = {}
         self._answered: dict[int, float] = {}
         self._seq = 0
@@ -91,7 +97,7 @@ class Dialogue:
     def detach(self) -> None:
         """The attempt has ended, and nothing of this is asked any more.
 
-        Lets go of the errors that were raised here and of the task, which have this in their frames.
+        Lets go of the errors that were raised here, which have this in their frames.
         """
         if self._lease is not None:
             self._lease.end()
@@ -112,14 +118,10 @@ class Dialogue:
                 if not 1 <= chunks <= MOST_CHUNKS:
                     self._lied("the peer promised so many chunks", chunks, f"1..{MOST_CHUNKS}")
                 self.accepted = self.accepted or message
-            case Prepared(chunk=chunk):
-                most = MOST_CHUNKS if self.accepted is None else self.accepted.chunks
-                if chunk >= most:
-                    self._lied("the peer prepared a chunk that it did not promise", chunk, f"0..{most - 1}")
-                elif chunk in self._consumed:
-                    self._send(Consumed(self.id, chunk))
-                else:
-                    self._prepared.setdefault(chunk, message)
+                if message.prepared is not None:
+                    self._take(message.prepared)
+            case Prepared():
+                self._take(message)
             case Alive(seq=seq):
                 sent = self._polls.pop(seq, None)
                 if sent is not None:
@@ -136,6 +138,16 @@ class Dialogue:
             case _:
                 log.debug("message out of place", job=self.id, message=type(message).__name__)
         self._wake()
+
+    def _take(self, message: Prepared) -> None:
+        chunk = message.chunk
+        most = MOST_CHUNKS if self.accepted is None else self.accepted.chunks
+        if chunk >= most:
+            self._lied("the peer prepared a chunk that it did not promise", chunk, f"0..{most - 1}")
+        elif chunk in self._consumed:
+            self._send(Consumed(self.id, chunk))
+        else:
+            self._prepared.setdefault(chunk, message)
 
     def _lied(self, what: str, got: object, expected: str | None) -> None:
         self._fault = self._fault or BadFrame(what, field="peer", got=got, expected=expected)
@@ -196,7 +208,7 @@ class Dialogue:
             asked = await self._until(lambda: self._answered_at(seq), self._poll)
         # P's lease runs from when it heard us, D's from when it spoke, which was before.
         self._lease = Lease(accepted.lease * (1 - MARGIN), self._on_lease_lost, since=asked)
-        self._keep_alive = loop.create_task(self._renew(accepted.lease / 4))
+        self._keep_alive = loop.call_later(accepted.lease / 4, self._renew, accepted.lease / 4)
         return accepted
 
     def _answered_at(self, seq: int) -> float | None:
@@ -215,11 +227,12 @@ class Dialogue:
         """Returns when `ready()`, which is asked again after every `look`; raises what ends the attempt meanwhile."""
         await self._until(lambda: ready() or None, self._poll)
 
-    def consumed(self, number: int) -> None:
-        """All of a chunk that is wanted was read."""
+    def consumed(self, number: int, last: bool = False) -> None:
+        """All of a chunk that is wanted was read; of the `last` one `release` says it, which follows at once."""
         self._consumed.add(number)
         self._prepared.pop(number, None)
-        self._send(Consumed(self.id, number))
+        if not last or self._session.version < RELEASE_SAYS_ALL:
+            self._send(Consumed(self.id, number))
 
     async def release(self) -> None:
         """Gives all back; returns when the prefill side confirms that its lease held until now."""
@@ -281,7 +294,6 @@ class Dialogue:
         self._send(Poll(self.id, self._seq, sorted(self._consumed)))
         return self._seq
 
-    async def _renew(self, interval: float) -> None:
-        while True:
-            await asyncio.sleep(interval)
-            self._poll()
+    def _renew(self, interval: float) -> None:
+        self._keep_alive = asyncio.get_running_loop().call_later(interval, self._renew, interval)
+        self._poll()

@@ -11,7 +11,7 @@ import numpy as np
 
 from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
 from hawk.jobs.caches import read_part
-from hawk.jobs.chunks import cut, fewest_heads
+from hawk.jobs.chunks import bytes_of, cut, fewest_heads, least_of
 from hawk.jobs.scrub import wipe
 from hawk.jobs.states import settle
 from hawk.jobs.verify import Arrivals
@@ -22,8 +22,7 @@ from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
 from hawk.plan.part import selection as select
 from hawk.plan.repeat import TargetPlans
-from hawk.plan.segments import direct, staged, touched
-from hawk.plan.target import chunk_bytes
+from hawk.plan.segments import direct, moved, staged, touched
 from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
@@ -86,6 +85,7 @@ class Receiver:
         self.total = 0
         self._plans: TargetPlans | None = None
         self._guess: Selection | None = None
+        self._planned: tuple[TargetChunk, Segments | None, ByteRanges] | None = None
         self._staging: Allocation | None = None
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         self._slot_bytes = 0
@@ -112,10 +112,7 @@ class Receiver:
         if self._part is None and not self._alone:
             # Which heads will come is not known yet.  The least tells how chunks are best written.
             guess = fewest_heads(layout, guess)
-        first, last = entries(layout, guess)
-        layer = guess.layer
-        whole = chunk_bytes(layout, guess, Chunk(layer, guess.layers, first, last - first))
-        least = max(chunk_bytes(layout, guess, Chunk(layer, 1, block, 1)) for block in (first, last - 1))
+        whole, least = bytes_of(layout, guess), least_of(layout, guess)
         if self._part is not None or self._alone:
             # A small request falls into a few chunks, too, so that retiling and reading overlap.
             self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, least))
@@ -169,10 +166,10 @@ class Receiver:
             self._slots.put_nowait(slot)
 
     def _plan_ahead(self, chunk: Chunk) -> None:
-        """Plans a chunk before it is there, where the plan will be remembered and is made in no time."""
-        if self._plans is not None and self._plans.keeps and self._plans.quick(chunk):
+        """Plans a chunk before it is there, where the plan is made in no time."""
+        if self._plans is not None and self._plans.quick(chunk):
             with contextlib.suppress(HawkError):  # said in due course, to whoever waits for this chunk
-                self._plans.plan(chunk)
+                self._planned = self._laid_out(chunk)
 
     def begin(self, accepted: Accepted) -> None:
         """P has accepted: what will come is known now."""
@@ -186,14 +183,13 @@ class Receiver:
         if accepted.part is not None:
             self._part = read_part(accepted.part, "peer.part")
         selection = self._select(accepted.first, accepted.tokens)
-        check_blocks(layout, request.blocks, selection, "blocks")
         if self._plans is None or selection != self._guess:
-            self._plans = TargetPlans(layout, request.blocks, selection)
+            check_blocks(layout, request.blocks, selection, "blocks")
+            self._plans, self._planned = TargetPlans(layout, request.blocks, selection), None
         self._first, last = entries(layout, selection)
         self._layer = selection.layer
         self._covered = np.zeros((selection.layers, last - self._first), dtype=bool)
-        everything = Chunk(selection.layer, selection.layers, self._first, last - self._first)
-        self.total = chunk_bytes(layout, selection, everything)
+        self.total = bytes_of(layout, selection)
         self._result.first, self._result.tokens = accepted.first, accepted.tokens
         self._arrivals.begin(accepted)
 
@@ -241,7 +237,7 @@ class Receiver:
         if self._error is not None:
             raise self._error
 
-    def start(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
+    def start(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
         """Begins to plan, read and finish a chunk."""
         task = asyncio.get_running_loop().create_task(self._chunk(prepared, link, consumed))
         self._tasks.add(task)
@@ -303,9 +299,10 @@ class Receiver:
 
     def _plan(self, prepared: Prepared, chunk: Chunk) -> tuple[TargetChunk, Segments | None, ByteRanges]:
         """The chunk's plan, its segments (None where it goes through staging), and the bytes it writes."""
-        assert self._plans is not None
-        cache = self._request.cache
-        planned = self._plans.plan(chunk)
+        known = self._planned
+        planned, segments, ranges = (
+            known if known is not None and known[0].chunk == chunk else self._laid_out(chunk)
+        )
         if planned.nbytes != prepared.nbytes:
             raise BadFrame(
                 "the peer's plan of this chunk differs from ours",
@@ -314,13 +311,20 @@ class Receiver:
                 expected=f"{planned.nbytes} bytes",
                 hint="Both agents must run versions of HAWK that plan alike",
             )
+        return planned, None if segments is None else moved(segments, prepared.offset), ranges
+
+    def _laid_out(self, chunk: Chunk) -> tuple[TargetChunk, Segments | None, ByteRanges]:
+        """The same for a chunk that lies at the beginning of the arena."""
+        assert self._plans is not None
+        cache = self._request.cache
+        planned = self._plans.plan(chunk)
         ranges = touched(planned, cache.placement)
         if self._staging is not None and int(planned.channel_bytes.max()) <= self._slot_bytes:
             return planned, None, ranges
         extents = [r.extents for r in cache.regions]
-        return planned, direct(planned, cache.placement, prepared.offset, extents), ranges
+        return planned, direct(planned, cache.placement, 0, extents), ranges
 
-    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int], None]) -> None:
+    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
         result = self._result
         began = time.perf_counter()
         assert self._plans is not None
@@ -335,13 +339,21 @@ class Receiver:
             await self._staged(prepared, planned, link, consumed)
         else:
             await self._read(prepared, segments, link)
-            consumed(prepared.chunk)
         self._arrivals.came(prepared, planned)
         result.nbytes += planned.nbytes
         result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile
         for channel, nbytes in enumerate(planned.channel_bytes.tolist()):
             result.channels[channel] += nbytes
         self._arrived()
+        if segments is not None:
+            consumed(prepared.chunk, self._is_last)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether nothing but a flush is left to do before everything is given back, which says the same."""
+        return (
+            self._alone and not self._arrivals.wanted and len(self._tasks) == 1 and bool(self._covered.all())
+        )
 
     async def _read(self, prepared: Prepared, segments: Segments, link: Link) -> None:
         request, nbytes = self._request, prepared.nbytes
@@ -354,7 +366,7 @@ class Receiver:
         self._context.metrics.phase("read", took)
 
     async def _staged(
-        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[int], None]
+        self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[int, bool], None]
     ) -> None:
         """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
         memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
@@ -369,7 +381,7 @@ class Receiver:
                 staged, planned, cache.placement, prepared.offset, region, offset
             )
             await self._read(prepared, segments, link)
-            consumed(prepared.chunk)
+            consumed(prepared.chunk, False)
             began = time.perf_counter()
             await memory.move(moves)
             took = time.perf_counter() - began

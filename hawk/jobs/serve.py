@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import (
     Abort,
@@ -39,8 +41,8 @@ from hawk.errors import (
     NotViable,
 )
 from hawk.jobs.caches import compile_descr, part_of, write_part
-from hawk.jobs.chunks import agreed, cut
-from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, UNNEEDED
+from hawk.jobs.chunks import agreed, bytes_of, cut, loses
+from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, TOGETHER, UNNEEDED
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
 from hawk.jobs.shelf import Shelf
@@ -48,11 +50,8 @@ from hawk.jobs.states import Lease, State, Stoppable, forget_frames, settle
 from hawk.jobs.verify import Sealer, Verifier
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks
-from hawk.plan.losses import loss
 from hawk.plan.part import serves
 from hawk.plan.repeat import SourcePlans, TargetPlans
-from hawk.plan.target import chunk_bytes
-from hawk.plan.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from hawk.jobs.room import Room
     from hawk.jobs.turns import Slots
     from hawk.observe.metrics import Metrics
-    from hawk.plan.types import Step
+    from hawk.plan.types import Chunk, Step
     from hawk.retile.cpu import Retiler
     from hawk.transports.base import Transport
 
@@ -114,6 +113,7 @@ class ServeJob(Stoppable):
     claim: Claim | None = None
     _accepted: Accepted | None = None
     _told: bool = False
+    _said: bool = False
     _released: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: Lease | None = None
     _sealer: Sealer = field(init=False)
@@ -193,6 +193,7 @@ class ServeJob(Stoppable):
     def _repeat(self) -> None:
         """Sends again what the consumer may have missed."""
         if self._accepted is not None:
+            self._said = True
             self.send(self._accepted)
         for message in self._shelf.prepared():
             self.send(message)
@@ -256,13 +257,7 @@ class ServeJob(Stoppable):
                 got=f"{len(chunks)} chunks of at most {limit} bytes",
                 expected=f"{MOST_CHUNKS} chunks or fewer",
             )
-        everything = Chunk(
-            selection.layer,
-            selection.layers,
-            chunks[0].block,
-            chunks[-1].block + chunks[-1].blocks - chunks[0].block,
-        )
-        self._left = chunk_bytes(target, selection, everything)
+        self._left = bytes_of(target, selection)
         self.place.arrived()
         self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))
@@ -278,11 +273,12 @@ class ServeJob(Stoppable):
             chunks=len(chunks),
             lease=context.lease,
             note=offer.note,
-            lossy=loss(source, target, selection) is not None,
+            lossy=loses(source, target, selection),
             verify=self._sealer.name,
             part=write_part(offer.part),
         )
-        self.send(self._accepted)
+        # With the first chunk, if that is there in this turn of the loop: one frame then does for two.
+        asyncio.get_running_loop().call_soon(self._say_accepted)
         out = SourcePlans(source, offer.blocks, offer.cache.placement, target, blocks)
 
         def plan(chunk: Chunk) -> tuple[int, Sequence[Step]]:
@@ -301,6 +297,15 @@ class ServeJob(Stoppable):
         # The source has been read for the last time, and what is left to do is the consumer's.
         self.place.leave()
         await self._released.wait()
+
+    def _say_accepted(self, first: Prepared | None = None) -> bool:
+        """Says it once; whether `first` was said with it."""
+        if self._accepted is None or self._said or self._answer is not None:
+            return False
+        self._said = True
+        together = first is not None and self.version >= TOGETHER
+        self.send(msgspec.structs.replace(self._accepted, prepared=first) if together else self._accepted)
+        return together
 
     async def _prepare(
         self,
@@ -351,7 +356,8 @@ class ServeJob(Stoppable):
             checks=checks,
         )
         self.bytes_prepared += nbytes
-        self.send(held.message)
+        if not self._say_accepted(held.message):
+            self.send(held.message)
 
     def _ask(self, nbytes: int) -> Ask:
         return Ask(self.consumer, nbytes, self.fetch.priority, self._due, self._left)

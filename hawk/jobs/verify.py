@@ -273,18 +273,21 @@ class Sealer:
 
 
 class Arrivals:
-    """The receiving side of one attempt: what came, to be checked where it lies once all of it is there."""
+    """The receiving side of one attempt: what came, to be checked where it lies once all of it is there.
+
+    wanted    whether it is checked
+    """
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
-        self._wanted = False
+        self.wanted = False
         self._came: list[tuple[Prepared, TargetChunk]] = []
 
     def begin(self, accepted: Accepted) -> None:
         """P has said whether it sends checks; raises `Unverifiable` where it must and does not."""
         asked = self._verifier.asks
-        self._wanted = bool(asked) and accepted.verify == asked
-        if asked and not self._wanted and self._verifier.require:
+        self.wanted = bool(asked) and accepted.verify == asked
+        if asked and not self.wanted and self._verifier.require:
             raise Unverifiable(
                 "the prefill side sends no checks of what it prepares",
                 field="integrity.verify",
@@ -295,7 +298,7 @@ class Arrivals:
 
     def came(self, prepared: Prepared, planned: TargetChunk) -> None:
         """A chunk is in its place."""
-        if self._wanted:
+        if self.wanted:
             self._came.append((prepared, planned))
 
     async def verify(self, cache: CacheEntry, phases: dict[str, float], metrics: Metrics) -> None:
@@ -304,7 +307,7 @@ class Arrivals:
         Raises `VerificationFailed` naming the first stretch that differs, `BadFrame` for checks that cannot be this
         chunk's.
         """
-        if not self._wanted:
+        if not self.wanted:
             return
         began = time.perf_counter()
         regions = [region.array for region in cache.regions]

@@ -52,7 +52,7 @@ class Region:
     @property
     def address(self) -> int:
         """Virtual address of the first byte in this process."""
-        return int(self.array.ctypes.data)
+        return int(self.array.__array_interface__["data"][0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class TargetPlans:
                 self._known[shape] = planned
             return planned
         up = chunk.layer - known.chunk.layer
+        if up == 0:
+            return known
         return replace(known, chunk=chunk, planes=tuple((layer + up, kv) for layer, kv in known.planes))
 
 

@@ -220,6 +220,13 @@ def direct(
     return _segments(_cut(*joined, regions_extents))
 
 
+def moved(segments: Segments, by: int) -> Segments:
+    """The same for a chunk that lies `by` bytes farther on in the arena."""
+    if isinstance(segments, GroupedSegments):
+        return GroupedSegments(replace(segments.groups, on=segments.groups.on + by))
+    return replace(segments, remote=segments.remote + by)
+
+
 def staged(
     target: TargetChunk,
     placement: Placement,

@@ -256,6 +256,7 @@ done:
     return result;
 }
 
+#include "_guard.h"
 #include "_plan.h"
 
 static PyObject *level(PyObject *self, PyObject *args)
@@ -282,6 +283,8 @@ static PyObject *set_level(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"retile", retile, METH_VARARGS, "Check, then retile pieces [begin, end)."},
     {"copy_segments", copy_segments, METH_VARARGS, "Copy segments between absolute addresses."},
+    {"copy_guarded", copy_guarded, METH_VARARGS, "Copy segments if a guard stands before and after."},
+    {"post_guard", post_guard, METH_VARARGS, "Put up a guard, or take it down."},
     {"bind_runs", bind_runs, METH_VARARGS, "The runs of a plane's blocks."},
     {"bind_pieces", bind_pieces, METH_VARARGS, "Where the pieces of a plane's blocks lie in the arena."},
     {"spread_rows", spread_rows, METH_VARARGS, "Write out the rows of some groups."},

@@ -43,6 +43,9 @@ INLINE_BYTES = 128 << 10
 STREAM_BYTES = 4 << 20
 """From this size on the target is written past the caches: it will not be read before it has left them anyway."""
 
+_PROGRAMS = 256
+"""Programs whose tables are kept; those of a pair of layouts are a handful."""
+
 _CHECK, _STREAM = 1, 2
 _COLUMNS = tuple(f.name for f in fields(Pieces))
 
@@ -99,8 +102,8 @@ def _call(step: Step | RowsStep, regions: Sequence[U8], arena: U8) -> _Call | Ro
     return _Call.of(step, regions, arena)
 
 
-def _is_quick(step: Step | RowsStep) -> bool:
-    return not isinstance(step, RowsStep) and _core_for(step.program) == "c"
+def _is_quick(step: Step) -> bool:
+    return _core_for(step.program) == "c"
 
 
 def _spread(call: _Call | RowsCall, threads: int) -> None:
@@ -143,10 +146,14 @@ class Retiler:
         InvalidArgument
             a step names a region or an offset that is not there, or its pieces do not fit
         """
+        if len(arena) <= INLINE_BYTES:
+            quick = [step for step in steps if not isinstance(step, RowsStep) and _is_quick(step)]
+            if len(quick) == len(steps):
+                for step in quick:
+                    call = _Call.of(step, src_regions, arena, check=False)  # carrying it out checks it, too
+                    call.execute(0, call.pieces_count)
+                return
         work = _Work(_call(step, src_regions, arena) for step in steps)
-        if len(arena) <= INLINE_BYTES and all(_is_quick(step) for step in steps):
-            work.drain()
-            return
         futures = [self._pool.submit(work.drain) for _ in range(self.threads)]
         waits = [asyncio.wrap_future(future) for future in futures]
         cancelled: asyncio.CancelledError | None = None
@@ -205,32 +212,39 @@ class _Work:
 class _Call:
     """One program over its pieces: everything checked, ready to be executed in slices."""
 
-    def __init__(self, program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        pieces: Pieces,
+        src: Sequence[U8],
+        dst: Sequence[U8],
+        *,
+        check: bool = True,
+    ) -> None:
         self.program, self.pieces, self.pieces_count = program, pieces, len(pieces)
         self.src = [_bytes(s, f"src[{c}]", writable=False) for c, s in enumerate(src)]
         self.dst = [_bytes(d, f"dst[{c}]", writable=True) for c, d in enumerate(dst)]
         self.core = _core_for(program)
-        each = max(1, piece_elements(program) * program.dst_codec.bits // 8)
-        self.slice = max(1, SLICE_BYTES[self.core] // each)
         if self.core == "numpy":
+            each = max(1, piece_elements(program) * program.dst_codec.bits // 8)
+            self.slice = max(1, SLICE_BYTES[self.core] // each)
             numpy_core.check(program, pieces, [len(s) for s in self.src], [len(d) for d in self.dst])
             return
-        numbers = [CODEC_NUMBERS[codec.name] for codec in (program.src_codec, program.dst_codec)]
-        factors = np.array([program.src_codec.factor, program.dst_codec.factor], np.float32).view(np.uint32)
-        self._facts = np.array([*numbers, program.src_elements, program.dst_elements, *factors], np.int64)
-        self._loops = np.array([(p.ext, p.src, p.dst, p.row, p.col) for p in program.loops], np.int64)
+        _, each, self._facts, self._loops = _tables(program)
+        self.slice = max(1, SLICE_BYTES[self.core] // each)
         self._columns = [np.ascontiguousarray(getattr(pieces, name), np.int64) for name in _COLUMNS]
         for name, column in zip(_COLUMNS, self._columns, strict=True):
-            if len(column) != len(pieces):
+            if len(column) != self.pieces_count:
                 raise InvalidArgument(
                     "one row a piece", field=f"pieces.{name}", got=len(column), expected=len(pieces)
                 )
-        self._flags = _STREAM if each * len(pieces) >= STREAM_BYTES else 0
-        self._native(0, len(pieces), _CHECK)
+        self._flags = _STREAM if each * self.pieces_count >= STREAM_BYTES else 0
+        if check:
+            self._native(0, self.pieces_count, _CHECK)
 
     @classmethod
-    def of(cls, step: Step, regions: Sequence[U8], arena: U8) -> _Call:
-        """The call of one step of a chunk."""
+    def of(cls, step: Step, regions: Sequence[U8], arena: U8, *, check: bool = True) -> _Call:
+        """The call of one step of a chunk; without `check` whether it fits is looked at when it is executed."""
         if len(step.src_region) != len(step.src_offset):
             raise InvalidArgument(
                 "one offset a region",
@@ -249,7 +263,7 @@ class _Call:
                 )
             src.append(behind(regions[region], offset, f"step.src_offset[{c}]"))
         dst = [behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
-        return cls(step.program, step.pieces, src, dst)
+        return cls(step.program, step.pieces, src, dst, check=check)
 
     def execute(self, begin: int, end: int) -> None:
         """Retile pieces `[begin, end)`."""
@@ -280,6 +294,25 @@ class _Call:
         )
 
 
+_known: dict[int, tuple[Program, int, NDArray[np.int64], NDArray[np.int64]]] = {}
+"""Tables of programs by their identity, which hashing one's arrays would cost more than."""
+
+
+def _tables(program: Program) -> tuple[Program, int, NDArray[np.int64], NDArray[np.int64]]:
+    """The program, bytes that one of its pieces writes, and what the C core is given of it: facts and loops."""
+    found = _known.get(id(program))
+    if found is None or found[0] is not program:
+        numbers = [CODEC_NUMBERS[codec.name] for codec in (program.src_codec, program.dst_codec)]
+        factors = np.array([program.src_codec.factor, program.dst_codec.factor], np.float32).view(np.uint32)
+        facts = np.array([*numbers, program.src_elements, program.dst_elements, *factors], np.int64)
+        loops = np.array([(p.ext, p.src, p.dst, p.row, p.col) for p in program.loops], np.int64)
+        each = max(1, piece_elements(program) * program.dst_codec.bits // 8)
+        if len(_known) >= _PROGRAMS:
+            _known.clear()
+        found = _known[id(program)] = (program, each, facts, loops)
+    return found
+
+
 def _core_for(program: Program) -> native.Core:
     """The core in use, or numpy where the C core does not know a codec."""
     known = all(c.name in CODEC_NUMBERS for c in (program.src_codec, program.dst_codec))
@@ -287,13 +320,14 @@ def _core_for(program: Program) -> native.Core:
 
 
 def _bytes(array: U8, field: str, *, writable: bool) -> U8:
-    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+    flags = array.flags
+    if array.dtype != np.uint8 or array.ndim != 1 or not flags.c_contiguous:
         raise InvalidArgument(
             "bytes are needed",
             field=field,
             got=f"{array.dtype}{list(array.shape)}",
             expected="contiguous uint8[n]",
         )
-    if writable and not array.flags.writeable:
+    if writable and not flags.writeable:
         raise InvalidArgument("the target must be writable", field=field, got="a read-only array")
     return array

@@ -51,6 +51,25 @@ class CoreModule(Protocol):
     ) -> None:
         """Copy the segments; addresses are not checked."""
 
+    def copy_guarded(
+        self,
+        word: Array,
+        board: Array,
+        slot: int,
+        state: int,
+        dst_bases: Array,
+        region: Array,
+        local: Array,
+        src_base: int,
+        src_bytes: int,
+        remote: Array,
+        nbytes: Array,
+    ) -> bool:
+        """Copy the segments if the guard covers them and stands before and after, see `_guard.h`; whether it did."""
+
+    def post_guard(self, board: Array, slot: int, state: int, low: int, high: int) -> None:
+        """Write a slot of a board; a state of 0 takes it down."""
+
     def bind_runs(
         self,
         term: Array,

@@ -185,7 +185,9 @@ async def record() -> dict[str, Any]:
             async with agent(Path(name), "d0", "decode", DEVICE + peers) as d:
                 recorder = Recorder(p)
                 with recording(recorder):
-                    async with hawk.connect(p) as hp, hawk.connect(d) as hd:
+                    # By their addresses: what passes through a socket is recorded.
+                    addresses = p.config.agent.local, d.config.agent.local
+                    async with hawk.connect(addresses[0]) as hp, hawk.connect(addresses[1]) as hd:
                         await _story(hp, hd, recorder)
                 loop = asyncio.get_running_loop()
                 refusal = await loop.run_in_executor(None, _refusal, p.control_address)

@@ -22,7 +22,7 @@ from hawk.errors import InvalidArgument, PeerUnreachable
 from hawk.transports import _checks, _machine
 from hawk.transports._grants import GrantTable
 from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
-from hawk.transports.shm import _wire
+from hawk.transports.shm import _board, _wire
 from hawk.transports.shm._client import ShmLink
 from hawk.transports.shm._config import ShmConfig
 from hawk.transports.shm._mapping import sealed
@@ -69,9 +69,16 @@ class ShmTransport(Transport):
     async def start(self) -> None:
         """Listens on a Unix socket.  Raises `TransportError` naming the path."""
         if self._server is None:
-            server = Server(self.config, self._grants, self._token)
-            server.start()
-            self._server = server
+            made = _board.core()
+            board = None if made is None else _board.Board(made)
+            server = Server(self.config, self._grants, self._token, board)
+            try:
+                server.start()
+            except BaseException:
+                if board is not None:
+                    board.close()
+                raise
+            self._server, self._grants.board = server, board
 
     async def close(self) -> None:
         """See `Transport.close`; a peer that is still reading finds its read failed."""
@@ -83,6 +90,9 @@ class ShmTransport(Transport):
             await server.close()
         for grant in self._grants.open_grants():
             await self._grants.revoke(grant, None, 0.0)
+        board, self._grants.board = self._grants.board, None
+        if board is not None:
+            board.close()
 
     def trouble(self) -> str | None:
         """See `Transport.trouble`."""
@@ -139,7 +149,7 @@ class ShmTransport(Transport):
         token = _checks.token_of(endpoint.get("token", ""))
         if not verdict.ok or token is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
-        link = ShmLink(self.config, endpoint["path"], token, self._step)
+        link = ShmLink(self.config, endpoint["path"], token, self._step, lambda: self.on_step is not None)
         await link.open(timeout)
         link.on_close = self._links.discard
         self._links.add(link)

@@ -22,6 +22,7 @@ from hawk.transports.shm import _wire
 
 if TYPE_CHECKING:
     from hawk.transports._grants import GrantTable, Held
+    from hawk.transports.shm._board import Board
     from hawk.transports.shm._config import ShmConfig
 
 _PATH_LIMIT = 107
@@ -31,21 +32,25 @@ _ACCEPT_PAUSE = 0.1
 
 
 class _Guest:
-    """One connection; `held` is the grant that it is inside of."""
+    """One connection; `held` is the grant that it is inside of, `looks` whether it has a page for that instead."""
 
-    __slots__ = ("deadline", "held", "sock")
+    __slots__ = ("deadline", "held", "looks", "sock")
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
         self.deadline: float | None = deadline
         self.held: Held | None = None
+        self.looks = False
 
 
 class Server:
     """Listens on a Unix socket in a private folder.  Only `start` and `close` are for the event loop."""
 
-    def __init__(self, config: ShmConfig, grants: GrantTable, token: bytes) -> None:
+    def __init__(
+        self, config: ShmConfig, grants: GrantTable, token: bytes, board: Board | None = None
+    ) -> None:
         self._config = config
+        self._board = board
         self._grants = grants
         self._token = token
         self._crew = Crew()
@@ -211,9 +216,14 @@ class Server:
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            message = b""
         if guest.deadline is not None:
             return self._greet(guest, message)
+        if guest.looks:
+            # Its end alone proves that it has left whatever it was in; anything else that it says means nothing.
+            if not message and self._board is not None:
+                self._board.gone(guest)
+            return bool(message)
         if len(message) != _wire.REQUEST.size:
             # Junk from one who is inside a range is no proof of having left; the end of its connection is.
             return guest.held is not None and bool(message)
@@ -232,22 +242,47 @@ class Server:
         if len(message) != _wire.HELLO.size:
             return False
         magic, version, token = _wire.HELLO.unpack(message)
-        if magic != _wire.HELLO_MAGIC or version != _wire.VERSION:
+        if magic != _wire.HELLO_MAGIC or version not in (_wire.VERSION, _wire.BOARD_VERSION):
             return False
         if not hmac.compare_digest(token, self._token):
             return False
         guest.deadline = None
+        if version == _wire.BOARD_VERSION:
+            return self._show_board(guest)
         region = self._grants.region
         if region is None:
             return self._send(guest.sock, _wire.MAPPING.pack(_wire.EMPTY, 0, 0)) and False
+        return self._hand_over(
+            guest.sock, _wire.MAPPING.pack(_wire.OK, region.fd_offset, region.nbytes), region.fd
+        )
+
+    def _show_board(self, guest: _Guest) -> bool:
+        """Gives a reader the board and a page of its own; False where there is none for it."""
+        if self._board is None:
+            return False
+        try:
+            page = self._board.admit(guest)
+        except OSError:
+            return False
+        guest.looks = True
+        try:
+            if self._hand_over(guest.sock, _wire.VERDICT.pack(_wire.OK), self._board.fd, page):
+                return True
+        finally:
+            os.close(page)
+        self._board.gone(guest)  # it never had it
+        return False
+
+    @staticmethod
+    def _hand_over(sock: socket.socket, message: bytes, readable: int, *others: int) -> bool:
+        """Sends descriptors; the first one lets its holder read only."""
         try:
             # Reopened, since a duplicate would share our right to write.
-            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"/proc/self/fd/{readable}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            mapping = _wire.MAPPING.pack(_wire.OK, region.fd_offset, region.nbytes)
-            socket.send_fds(guest.sock, [mapping], [fd])
+            socket.send_fds(sock, [message], [fd, *others])
         except OSError:
             return False
         finally:

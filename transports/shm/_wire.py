@@ -7,7 +7,12 @@
     reader -> server   leave     op u32, 0, 0, zeros                     when no more are read
     server -> reader   verdict   status u32: whether the grant stood until now
 
-A connection is inside at most one range at a time.
+A connection is inside at most one range at a time.  A hello of version 2 asks for a board and a page (`_board.py`):
+
+    reader -> server   hello     with version 2
+    server -> reader   verdict   status u32; beside it the board's descriptor, read-only, and the page's
+
+and says nothing more until it ends.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ VERDICT = struct.Struct("<I")
 
 HELLO_MAGIC = b"HAWK\x00shm"
 VERSION = 1
+BOARD_VERSION = 2
 TOKEN_BYTES = 16
 ENTER, LEAVE = 1, 2
 OK, DENIED, FULL, EMPTY = 0, 1, 2, 3

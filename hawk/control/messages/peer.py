@@ -87,24 +87,6 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     ttft: Seconds = 0.0
 
 
-class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
-    """P has claimed the offer for this job.  `lease` counts from when D sent what this answers.
-
-    verify    the check that every `Prepared` will carry; empty: none
-    part    what of a model's cache the offer holds; None from a peer that speaks version 1
-    """
-
-    job: JobId
-    first: Count
-    tokens: Count
-    chunks: Count
-    lease: Seconds
-    note: Note
-    lossy: bool = False
-    verify: CheckName = ""
-    part: PartDescr | None = None
-
-
 class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):
     """A chunk lies in P's arena, retiled, and may be read under `key`.
 
@@ -122,6 +104,26 @@ class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):
     key: Key
     retile: Seconds = 0.0
     checks: Checks = b""
+
+
+class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
+    """P has claimed the offer for this job.  `lease` counts from when D sent what this answers.
+
+    verify    the check that every `Prepared` will carry; empty: none
+    part    what of a model's cache the offer holds; None from a peer that speaks version 1
+    prepared    the first chunk, where that was there at once, as its own frame would say it; never to version 1
+    """
+
+    job: JobId
+    first: Count
+    tokens: Count
+    chunks: Count
+    lease: Seconds
+    note: Note
+    lossy: bool = False
+    verify: CheckName = ""
+    part: PartDescr | None = None
+    prepared: Prepared | None = None
 
 
 class Consumed(Struct, tag="consumed", frozen=True):

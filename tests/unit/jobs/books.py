@@ -10,6 +10,8 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from hawk.control.messages import (
     Abort,
     Accepted,
@@ -168,11 +170,14 @@ class Books:
     def said(self, frame: PeerMessage, now: float) -> None:
         """The prefill side says something."""
         match frame:
-            case Accepted(job=job):
-                first = self.accepted.setdefault(job, frame)
-                self._want(first == frame, f"{job} is accepted anew")
+            case Accepted(job=job, prepared=prepared):
+                alone = msgspec.structs.replace(frame, prepared=None)
+                first = self.accepted.setdefault(job, alone)
+                self._want(first == alone, f"{job} is accepted anew")
                 self._want(job not in self.answers, f"{job} is accepted after its end")
                 self.until.setdefault(job, now + self.lease)
+                if prepared is not None:
+                    self.said(prepared, now)
             case Prepared(job=job, chunk=chunk):
                 first_chunk = self.prepared.setdefault((job, chunk), frame)
                 self._want(first_chunk == frame, f"chunk {chunk} of {job} lies elsewhere now")

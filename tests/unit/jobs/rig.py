@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +36,7 @@ from hawk.plan.types import Placement
 from hawk.retile.cpu import Retiler
 from hawk.transports.base import Capabilities, Grant, Viability
 from tests.end_to_end import caches as c
+from tests.unit.jobs.wire import Faults, Wire
 
 CAPACITY = 3 << 19
 TOKENS = 128
@@ -44,7 +44,6 @@ SOURCE = c.source_spec(blocks=8)
 TARGET = c.target_spec(block_size=64, blocks=4)
 ENDPOINT = {"where": "here"}
 PEER = b"d0"
-Faults = dict[tuple[str, int], str]
 
 
 class HoldingNpu(EmulatedNpu):
@@ -162,38 +161,6 @@ class FakeSession:
     def lose(self, error: HawkError) -> None:
         for _, on_lost in list(self.jobs.values()):
             on_lost(error)
-
-
-class Wire:
-    """One direction.  `faults` says for (kind of frame, how manieth of that kind) what happens to it."""
-
-    def __init__(self, faults: Faults, seen: list[str]) -> None:
-        self._faults = faults
-        self._count: Counter[str] = Counter()
-        self._seen = seen
-        self._late: list[PeerMessage] = []
-        self.deliver: Callable[[PeerMessage], None] = lambda message: None
-        self.change: Callable[[PeerMessage], Iterable[PeerMessage]] = lambda message: (message,)
-
-    def send(self, message: PeerMessage) -> None:
-        for frame in self.change(message):
-            kind = type(frame).__name__.lower()
-            number = self._count[kind]
-            self._count[kind] += 1
-            fault = self._faults.get((kind, number))
-            self._seen.append(f"{kind}{'' if fault is None else ' ' + fault}")
-            late, self._late = self._late, []
-            if fault == "late":
-                self._late = [frame]
-            elif fault != "drop":
-                self._put(frame)
-            if fault == "twice":
-                self._put(frame)
-            for delayed in late:
-                self._put(delayed)
-
-    def _put(self, frame: PeerMessage) -> None:
-        asyncio.get_running_loop().call_soon(self.deliver, frame)
 
 
 class Rig:

@@ -46,8 +46,10 @@ async def transfer(made: Rig) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[:8])
 @pytest.mark.parametrize("fault", ["drop", "twice", "late"])
-async def test_any_one_frame(kind: str, fault: str) -> None:
+@pytest.mark.parametrize("together", [False, True])
+async def test_any_one_frame(kind: str, fault: str, together: bool) -> None:
     async with rig(faults={(kind, 0): fault}) as made:
+        made.to_d.together = together
         await transfer(made)
 
 
@@ -58,10 +60,11 @@ async def test_one_kind_thrice_in_a_row(kind: str) -> None:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(faults=FAULTS, mode=st.sampled_from(["direct", "staged"]), small=st.booleans())
-def test_any_frames(faults: dict[tuple[str, int], str], mode: str, small: bool) -> None:
+@given(faults=FAULTS, mode=st.sampled_from(["direct", "staged"]), small=st.booleans(), together=st.booleans())
+def test_any_frames(faults: dict[tuple[str, int], str], mode: str, small: bool, together: bool) -> None:
     async def run() -> None:
         async with rig(faults=faults, mode=mode, arena=1 << 17 if small else 1 << 18) as made:
+            made.to_d.together = together
             await transfer(made)
 
     asyncio.run(run())

@@ -70,9 +70,10 @@ class JobLife(RuleBasedStateMachine):
         fenced=st.booleans(),
         arena=st.sampled_from([1 << 18, 1 << 17]),
         credit=st.sampled_from([1 << 17, 1 << 16]),
+        together=st.booleans(),
     )
-    def begin(self, fenced: bool, arena: int, credit: int) -> None:
-        self.world = World(fenced=fenced, arena=arena, credit=credit, lease=LEASE)
+    def begin(self, fenced: bool, arena: int, credit: int, together: bool) -> None:
+        self.world = World(fenced=fenced, arena=arena, credit=credit, lease=LEASE, together=together)
         self.world.check()
         self.broken = False
 
@@ -188,7 +189,10 @@ def walk(seed: int) -> None:
     life = JobLife()
     try:
         life.begin(
-            fenced=pick([True, False]), arena=pick([1 << 17, 1 << 18]), credit=pick([1 << 16, 1 << 17])
+            fenced=pick([True, False]),
+            arena=pick([1 << 17, 1 << 18]),
+            credit=pick([1 << 16, 1 << 17]),
+            together=bool(seed % 2),
         )
         for _ in range(dice.randint(5, 40)):
             world = life.world

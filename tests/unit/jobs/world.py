@@ -40,7 +40,9 @@ class World:
 
     entered = 0
 
-    def __init__(self, *, fenced: bool, arena: int, credit: int, lease: float) -> None:
+    def __init__(
+        self, *, fenced: bool, arena: int, credit: int, lease: float, together: bool = False
+    ) -> None:
         self.loop = ClockLoop()
         asyncio.set_event_loop(self.loop)
         self._stack = contextlib.AsyncExitStack()
@@ -61,6 +63,7 @@ class World:
         made.context = replace(made.context, credit=credit)
         made.quarantine._interval = 1.0
         made.offers._limit = 1000
+        made.to_d.together = together
         made.to_p._put = self._asked  # type: ignore[method-assign]
         made.to_d._put = self._said  # type: ignore[method-assign]
         without_threads(made)

@@ -1,0 +1,205 @@
+"""Small reads over shm: without a word to the server, and with the same promises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+
+from hawk.errors import AccessDenied, TransferFailed
+from hawk.memory.region import Segments
+from hawk.transports._lanes import Lanes
+from hawk.transports.base import Grant
+from hawk.transports.shm import ShmConfig, ShmTransport, _board, _wire
+from hawk.transports.shm._client import ShmLink
+from hawk.transports.testing import SharedArena, Targets
+
+pytestmark = pytest.mark.skipif(_board.core() is None, reason="the board needs the C core")
+
+ARENA = 1 << 20
+SEGMENTS = Segments.of([(0, 0, 100, 3000), (0, 3000, 8192, 2000)])
+QUICK = ShmConfig(grace=0.05)
+
+
+@contextlib.asynccontextmanager
+async def both(
+    config: ShmConfig = QUICK,
+) -> AsyncIterator[tuple[ShmTransport, ShmLink, SharedArena]]:
+    """A server with an arena, and a link to it."""
+    arena, transport, reader = SharedArena(ARENA), ShmTransport(config), ShmTransport()
+    await transport.start()
+    try:
+        transport.serve(arena.region)
+        link = await reader.connect(transport.endpoint, timeout=20)
+        assert isinstance(link, ShmLink)
+        yield transport, link, arena
+    finally:
+        await reader.close()
+        await transport.close()
+        arena.close()
+
+
+async def read(link: ShmLink, grant: Grant, arena: SharedArena) -> None:
+    targets = Targets([5000])
+    await link.read(grant.key, SEGMENTS, targets.regions, timeout=20)
+    targets.check(SEGMENTS, arena.region.array)
+
+
+def no_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def carry(*_: object) -> None:
+        raise AssertionError("the server was asked")
+
+    monkeypatch.setattr(Lanes, "carry", carry)
+
+
+@contextlib.contextmanager
+def page(transport: ShmTransport) -> Iterator[tuple[socket.socket, mmap.mmap]]:
+    """A reader's connection and its page, by hand."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(20)
+        sock.connect(transport.endpoint["path"])
+        token = bytes.fromhex(transport.endpoint["token"])
+        sock.send(_wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.BOARD_VERSION, token))
+        message, fds, _, _ = socket.recv_fds(sock, 64, 4)
+        assert message == _wire.VERDICT.pack(_wire.OK)
+        board, own = fds
+        with pytest.raises(PermissionError):
+            mmap.mmap(board, _board.BOARD_BYTES)
+        with mmap.mmap(own, _board.PAGE_BYTES) as words:
+            os.close(board)
+            os.close(own)
+            yield sock, words
+
+
+def enter(words: mmap.mmap, grant: Grant) -> None:
+    words[:8] = (int.from_bytes(grant.key[-2:]) + 1).to_bytes(8, "little")
+
+
+async def test_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with both() as (transport, link, arena):
+        grant = transport.grant(0, ARENA)
+        no_asking(monkeypatch)
+        for _ in range(3):
+            await read(link, grant, arena)
+        assert await transport.revoke(grant)
+
+
+async def test_what_the_board_refuses_the_server_gives_a_reason_for() -> None:
+    async with both() as (transport, link, arena):
+        short, gone = transport.grant(0, 4096), transport.grant(0, ARENA)
+        assert await transport.revoke(gone)
+        for grant in (short, gone, Grant(bytes(32), 0, ARENA)):
+            with pytest.raises(AccessDenied):
+                await read(link, grant, arena)
+        again = transport.grant(0, ARENA)
+        assert again.key[-2:] == gone.key[-2:], "the slot was given back"
+        with pytest.raises(AccessDenied):
+            await read(link, gone, arena)
+        await read(link, again, arena)
+
+
+async def test_more_grants_than_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_board, "SLOTS", 2)
+    async with both() as (transport, link, arena):
+        grants = [transport.grant(0, ARENA) for _ in range(4)]
+        for grant in grants:
+            await read(link, grant, arena)
+        for grant in grants:
+            assert await transport.revoke(grant)
+        for _ in range(4):
+            grant = transport.grant(0, ARENA)
+            assert int.from_bytes(grant.key[-2:]) < 2
+            await transport.revoke(grant)
+
+
+async def test_a_reader_inside_holds_the_range_until_it_leaves() -> None:
+    async with both() as (transport, link, arena):
+        grant, other = transport.grant(0, ARENA), transport.grant(0, ARENA)
+        with page(transport) as (_, words):
+            enter(words, grant)
+            assert not await transport.revoke(grant)
+            assert not await transport.revoke(grant)
+            assert await transport.revoke(other), "nobody is inside of that one"
+            with pytest.raises(AccessDenied):
+                await read(link, grant, arena)
+            assert transport.grant(0, ARENA).key[-2:] != grant.key[-2:], "the slot is not free yet"
+            asyncio.get_running_loop().call_later(0.01, words.write, bytes(8))
+            assert await transport.revoke(grant)
+
+
+async def test_a_reader_that_died_inside_is_inside_no_more() -> None:
+    async with both(ShmConfig(grace=20)) as (transport, _, _):
+        grant = transport.grant(0, ARENA)
+        with page(transport) as (sock, words):
+            enter(words, grant)
+            asyncio.get_running_loop().call_later(0.01, sock.close)
+            assert await transport.revoke(grant)
+
+
+async def test_junk_from_a_reader_inside_is_no_proof_that_it_left() -> None:
+    async with both() as (transport, link, arena):
+        grant = transport.grant(0, ARENA)
+        with page(transport) as (sock, words):
+            enter(words, grant)
+            sock.send(b"let me out")
+            await read(link, transport.grant(0, ARENA), arena)
+            assert not await transport.revoke(grant)
+        assert await transport.revoke(grant)
+
+
+async def test_after_the_server_closed_nothing_is_read() -> None:
+    async with both() as (transport, link, arena):
+        grant = transport.grant(0, ARENA)
+        await read(link, grant, arena)
+        await transport.close()
+        with pytest.raises((TransferFailed, AccessDenied)):
+            await read(link, grant, arena)
+
+
+async def test_a_server_without_a_board_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_board, "core", lambda: None)
+    async with both() as (transport, link, arena):
+        grant = transport.grant(0, ARENA)
+        assert link._pass is None
+        await read(link, grant, arena)
+        assert await transport.revoke(grant)
+
+
+def test_what_was_taken_down_meanwhile_does_not_count() -> None:
+    core = _board.core()
+    board, word = np.zeros(6, np.uint64), np.zeros(1, np.uint64)
+    source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
+    bases = np.asarray([target.ctypes.data], np.int64)
+    columns = np.zeros(1, np.int32), np.asarray([4]), np.asarray([16]), np.asarray([8])
+
+    def copy(slot: int = 1, state: int = 7, size: int = 64) -> bool:
+        region, local, remote, nbytes = columns
+        found: bool = core.copy_guarded(
+            word, board, slot, state, bases, region, local, source.ctypes.data, size, remote, nbytes
+        )
+        assert word[0] == 0
+        return found
+
+    core.post_guard(board, 1, 7, 16, 24)
+    assert copy()
+    assert target[4:12].tolist() == source[16:24].tolist()
+    assert not copy(slot=0)
+    assert not copy(state=8)
+    assert not copy(state=0)
+    assert not copy(size=23), "past the end of the arena"
+    for low, high in ((17, 24), (16, 23)):
+        core.post_guard(board, 1, 7, low, high)
+        assert not copy()
+    core.post_guard(board, 1, 0, 0, 0)
+    assert not copy()
+    for slot in (2, 1 << 63):
+        with pytest.raises(ValueError, match="no such slot"):
+            copy(slot=slot)
+        with pytest.raises(ValueError, match="no such slot"):
+            core.post_guard(board, slot, 1, 0, 0)
