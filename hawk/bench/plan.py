@@ -23,7 +23,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from hawk.layouts.compiled import CompiledLayout
     from hawk.memory.region import Segments
-    from hawk.plan.types import Step
+    from hawk.plan.types import Step, TargetChunk
 
     I64 = NDArray[np.int64]
 
@@ -61,13 +61,17 @@ STAGES = ("bind", "segments", "ranges", "pieces", "seen", "new", "again", "rows"
 
 @dataclass(frozen=True)
 class Row:
-    """One stage at one size: seconds of the runs, in order, and how many segments there were (the median)."""
+    """One stage at one size: seconds of the runs, in order, and how many segments there were (the median).
+
+    cpu    seconds of processor time that the planning thread took in each run, whatever else the machine did
+    """
 
     channels: int
     tokens: int
     stage: str
     segments: int
     seconds: tuple[float, ...]
+    cpu: tuple[float, ...]
 
     @property
     def median(self) -> float:
@@ -94,6 +98,8 @@ class Result:
                 "median": r.median,
                 "fastest": min(r.seconds),
                 "slowest": max(r.seconds),
+                "cpu_least": min(r.cpu),
+                "cpu_median": statistics.median(r.cpu),
                 "us_per_1000_segments": r.median / r.segments * 1e9,
             }
             for r in self.rows
@@ -143,6 +149,7 @@ class _Request:
     def measure(self, runs: int) -> list[Row]:
         """One row for each stage."""
         seconds: dict[str, list[float]] = {stage: [] for stage in STAGES}
+        cpu: dict[str, list[float]] = {stage: [] for stage in STAGES}
         counts: list[int] = []
         layers, selection = self.selection.layers, self.selection
         whole = Chunk(0, layers, 0, self.used[1])
@@ -151,16 +158,10 @@ class _Request:
         for i in range(runs + 2):
             first, second = self.tables()
             forget()
-            begin = time.perf_counter()
-            check(self.src, self.dst, selection)
-            target = target_chunk(self.dst, second, selection, whole)
-            segments = direct(target, self.there, 0)
-            steps = retile_steps(self.src, first, self.here, target, second)
-            took = {"new": time.perf_counter() - begin}
+            took = {"new": _timed(partial(self._whole, first, second, whole))[0]}
             # The layers of both halves were seen; their tables come next.
             for part in parts:
-                both = target_chunk(self.dst, second, selection, part)
-                retile_steps(self.src, first, self.here, both, second)
+                self._both(first, second, part)
             first, second = self.tables()
             took["bind"], target = _timed(partial(target_chunk, self.dst, second, selection, whole))
             took["segments"], segments = _timed(partial(direct, target, self.there, 0))
@@ -171,21 +172,43 @@ class _Request:
             took["steps"], _ = _timed(partial(_made, steps))
             counts.append(written)
             del steps
-            begin = time.perf_counter()
-            part_target = target_chunk(self.dst, second, selection, parts[1])
-            retile_steps(self.src, first, self.here, part_target, second)
-            took["again"] = time.perf_counter() - begin
+            took["again"], _ = _timed(partial(self._both, first, second, parts[1]))
             if i >= 2:  # the first rounds warm up
                 for stage, value in took.items():
-                    seconds[stage].append(value)
+                    seconds[stage].append(value.wall)
+                    cpu[stage].append(value.cpu)
         count = int(statistics.median(counts))
-        return [Row(self.channels, self.tokens, stage, count, tuple(seconds[stage])) for stage in STAGES]
+        return [
+            Row(self.channels, self.tokens, stage, count, tuple(seconds[stage]), tuple(cpu[stage]))
+            for stage in STAGES
+        ]
+
+    def _both(self, first: I64, second: I64, chunk: Chunk) -> TargetChunk:
+        """Both sides of a chunk."""
+        target = target_chunk(self.dst, second, self.selection, chunk)
+        retile_steps(self.src, first, self.here, target, second)
+        return target
+
+    def _whole(self, first: I64, second: I64, chunk: Chunk) -> None:
+        """A whole plan, and whether it can be made."""
+        check(self.src, self.dst, self.selection)
+        direct(self._both(first, second, chunk), self.there, 0)
 
 
-def _timed(what: Callable[[], T]) -> tuple[float, T]:
-    begin = time.perf_counter()
+class Took(NamedTuple):
+    """Seconds by the clock, and of the processor."""
+
+    wall: float
+    cpu: float
+
+    def __add__(self, other: Took) -> Took:  # type: ignore[override]
+        return Took(self.wall + other.wall, self.cpu + other.cpu)
+
+
+def _timed(what: Callable[[], T]) -> tuple[Took, T]:
+    begin, cpu = time.perf_counter(), time.thread_time()
     found = what()
-    return time.perf_counter() - begin, found
+    return Took(time.perf_counter() - begin, time.thread_time() - cpu), found
 
 
 def _written(segments: Segments) -> int:
@@ -228,11 +251,12 @@ def render(result: Result, console: Console) -> None:
     for title in ("channels", "segments"):
         table.add_column(title, justify="right")
     table.add_column("what")
-    for title in ("median", "fastest", "slowest"):
+    for title in ("median", "fastest", "slowest", "processor, median", "processor, least"):
         table.add_column(title, justify="right")
     for r in result.rows:
         if r.tokens == most:
-            numbers = (f"{x * 1e3:.3f}" for x in (r.median, min(r.seconds), max(r.seconds)))
+            times = (r.median, min(r.seconds), max(r.seconds), statistics.median(r.cpu), min(r.cpu))
+            numbers = (f"{x * 1e3:.3f}" for x in times)
             table.add_row(str(r.channels), f"{r.segments:,}", _TITLES[r.stage], *numbers)
     console.print(table)
     growth = Table(title="Microseconds per 1,000 segments, by the number of segments")

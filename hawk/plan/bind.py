@@ -5,20 +5,146 @@ Each function gives what its numpy counterpart does; a test compares them.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.memory.groups import Groups
 from hawk.retile import native
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
     from hawk.plan.pattern import Pattern
+    from hawk.plan.types import Placement, PlaneRuns
 
     I64 = NDArray[np.int64]
     I32 = NDArray[np.int32]
+
+
+def first_outside(blocks: I64, limit: int) -> int:
+    """Index of the first block that is not in `[0, limit)`, or -1."""
+    core = native.planner()
+    if core is not None:
+        return core.first_outside(blocks, limit)
+    bad = np.flatnonzero((blocks < 0) | (blocks >= limit))
+    return int(bad[0]) if len(bad) else -1
+
+
+@lru_cache(maxsize=256)
+def block_digits(layout: CompiledLayout, kv: int) -> I64:
+    """Divisor, extent and stride of every digit of the block in a page number, `int64[digits, 3]`."""
+    rows = [(d.div, d.ext, d.stride) for d in layout.piece(kv).page if d.axis == "block"]
+    table = np.asarray(rows, np.int64).reshape(-1, 3)
+    table.flags.writeable = False
+    return table
+
+
+def terms(digits: I64, blocks: I64, add: int = 0) -> I64:
+    """The page at which each block begins, and `add`; see `block_digits`."""
+    core = native.planner()
+    if core is not None:
+        found = np.empty(len(blocks), np.int64)
+        core.bind_terms(blocks, digits, add, found)
+        return found
+    found = np.full(len(blocks), add, np.int64)
+    for div, ext, stride in digits.tolist():
+        found += blocks // div % ext * stride
+    return found
+
+
+def bases(kind: I64, channel_bytes: I64) -> tuple[I64, int]:
+    """Where each plane's part of each channel begins in the arena, `int64[planes, channels]`, and all their bytes.
+
+    kind             of each plane
+    channel_bytes    of a plane of each kind, `int64[kinds, channels]`
+    """
+    core = native.planner()
+    channels = channel_bytes.shape[1]
+    if core is not None:
+        base = np.empty((len(kind), channels), np.int64)
+        return base, core.bind_base(kind, channel_bytes, channels, base)
+    own = channel_bytes[kind]
+    ends = np.cumsum(own.T.ravel())
+    return np.ascontiguousarray((ends - own.T.ravel()).reshape(channels, -1).T), int(ends[-1])
+
+
+def groups(
+    runs: Sequence[PlaneRuns],
+    kind: I64,
+    buffer: I64,
+    shift: I64,
+    base: I64,
+    placement: Placement,
+    arena_offset: int,
+) -> Groups:
+    """The rows of all planes, one group for each channel of each plane, ascending in the arena."""
+    kinds, planes, channels = len(runs), len(kind), base.shape[1]
+    if kinds == 1:
+        channel, local, remote, nbytes = runs[0].channel, runs[0].target, runs[0].arena, runs[0].nbytes
+    else:
+        channel, local, remote, nbytes = (
+            np.concatenate([getattr(r, name) for r in runs])
+            for name in ("channel", "target", "arena", "nbytes")
+        )
+    ends = np.fromiter(accumulate(len(r.nbytes) for r in runs), np.int64, kinds)
+    core = native.planner()
+    if core is not None:
+        lists, every = kinds * channels, planes * channels
+        block, region = np.empty(2 * lists + 3 * every, np.int64), np.empty(every, np.int32)
+        first, count = block[:lists], block[lists : 2 * lists]
+        which, up, on = (block[2 * lists + k * every : 2 * lists + (k + 1) * every] for k in range(3))
+        n = core.bind_groups(
+            channels,
+            arena_offset,
+            channel,
+            ends,
+            kind,
+            buffer,
+            shift,
+            base,
+            np.ascontiguousarray(placement.region, np.int32),
+            np.ascontiguousarray(placement.offset, np.int64),
+            first,
+            count,
+            which,
+            region,
+            up,
+            on,
+        )
+        return Groups(first, count, local, remote, nbytes, which[:n], region[:n], up[:n], on[:n])
+    begin = ends - np.asarray([len(r.nbytes) for r in runs])
+    parts = [channel[a:b] for a, b in zip(begin.tolist(), ends.tolist(), strict=True)]
+    count = np.stack([np.bincount(part, minlength=channels) for part in parts]).astype(np.int64).ravel()
+    which = (kind * channels + np.arange(channels, dtype=np.int64)[:, None]).ravel()
+    region = placement.region[buffer].T.astype(np.int32).ravel()
+    up = (placement.offset[buffer] + shift[:, None]).T.ravel()
+    on = (base + arena_offset).T.ravel()
+    first = np.cumsum(count) - count
+    if not count.all():
+        used = count[which] > 0
+        which, region, up, on = which[used], region[used], up[used], on[used]
+    return Groups(first, count, local, remote, nbytes, which, region, up, on)
+
+
+def pages(term: I64, entry: I64, at: I64, stride: int) -> I64:
+    """Byte offset of the source page of every piece, where the source has one channel.
+
+    term     page at which each entry begins
+    entry    entry of each row of pieces
+    at       byte offset without the entry's, `int64[rows, ...]`
+    """
+    core = native.planner()
+    if core is not None:
+        found = np.empty(at.size, np.int64)
+        core.bind_pages(term, entry, at, stride, found)
+        return found
+    return (at + (term * stride)[entry].reshape(-1, *(1,) * (at.ndim - 1))).ravel()
 
 
 def whole_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,9 +87,16 @@ def _within(layout: CompiledLayout, field: str, first: int, count: int, extent: 
         )
 
 
+@lru_cache(maxsize=256)
+def _placed(layout: CompiledLayout) -> tuple[int, int]:
+    return len(layout.buffer_bytes), layout.channels
+
+
 def check_placement_shape(layout: CompiledLayout, placement: Placement, field: str = "placement") -> None:
     """Raises `InvalidArgument` unless the placement has a row for every buffer and a column for every channel."""
-    expected = (len(layout.buffer_bytes), layout.channels)
+    expected = _placed(layout)
+    if placement.region.shape == expected and placement.offset.shape == expected:
+        return
     for name in ("region", "offset"):
         got = getattr(placement, name).shape
         if got != expected:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hawk.plan import check, pattern, pieces, source, target, tensors, types, ways
+from hawk.plan import bind, check, pattern, pieces, source, target, tensors, types, ways
 from hawk.retile import build
 
-_MODULES = (build, check, pattern, pieces, source, target, tensors, types, ways)
+_MODULES = (build, bind, check, pattern, pieces, source, target, tensors, types, ways)
 
 
 def forget() -> None:

@@ -6,13 +6,13 @@ most of the columns among it, is worked out once for each pair of layouts, selec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InternalError
-from hawk.plan.bind import dealt_pieces
+from hawk.plan.bind import block_digits, dealt_pieces, pages, terms
 from hawk.plan.keep import kept
 from hawk.plan.target import heads_moved, plane_runs
 from hawk.plan.ways import program_part
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import CompiledLayout, Digit
+    from hawk.layouts.compiled import CompiledLayout
     from hawk.plan.types import PlaneRuns, Selection
 
     I64 = NDArray[np.int64]
 
 
-class Where(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Where:
     """Which pieces: the pass (`number` of the programs of `kv`), and the entries `[block, block + blocks)`.
 
     src_residue, dst_residue    the page at which the plane begins, modulo the channels
@@ -45,6 +46,14 @@ class Where(NamedTuple):
     blocks: int
     src_residue: int
     dst_residue: int
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        # Asked for several times with every table; see `CompiledLayout`.
+        if self._hash == 0:
+            known = (self.src, self.dst, self.kv, self.number, self.selection, self.block, self.blocks)
+            object.__setattr__(self, "_hash", hash((*known, self.src_residue, self.dst_residue)) or 1)
+        return self._hash
 
 
 class _Template(NamedTuple):
@@ -63,7 +72,7 @@ class _Template(NamedTuple):
 class _Source:
     """Pages of the source for pieces as `[rows, heads, dims]`; a *row* is an entry of the target's table and a slot.
 
-    digits      of the block in a page number
+    digits      of the block in a page number, as `block_digits` gives them
     entry       entry of the source's table for each row
     page        page numbers without the block's term
     reads       whether each piece reads something
@@ -73,7 +82,7 @@ class _Source:
     """
 
     layout: CompiledLayout
-    digits: tuple[Digit, ...]
+    digits: I64
     entry: I64
     page: I64
     reads: NDArray[np.bool_]
@@ -86,7 +95,7 @@ class _Source:
 class _Target:
     """Pages of the target for the same pieces.
 
-    digits      of the block in a page number
+    digits      of the block in a page number, as `block_digits` gives them
     entry       entry of the target's table for each row, counted from the first
     page        page numbers without the block's term
     dealt       where all entries have the same pieces: channel and byte offset in it of each of them, for each residue
@@ -94,7 +103,7 @@ class _Target:
     """
 
     layout: CompiledLayout
-    digits: tuple[Digit, ...]
+    digits: I64
     entry: I64
     page: I64
     dealt: tuple[I64, I64] | None
@@ -104,17 +113,13 @@ _Terms = tuple[bytes, bytes, bytes]
 """What slots, heads and dims each add to an address."""
 
 
-def _block_digits(layout: CompiledLayout, kv: int) -> tuple[Digit, ...]:
-    return tuple(d for d in layout.piece(kv).page if d.axis == "block")
+def _read_digits(table: bytes) -> I64:
+    return np.frombuffer(table, np.int64).reshape(-1, 3)
 
 
 def _block_term(side: _Source | _Target, table: bytes) -> I64:
     """What each entry of a table adds to the page number."""
-    block = np.frombuffer(table, np.int64)
-    total = np.zeros_like(block)
-    for d in side.digits:
-        total += block // d.div % d.ext * d.stride
-    return total
+    return terms(side.digits, np.frombuffer(table, np.int64))
 
 
 def _summed(terms: _Terms) -> I64:
@@ -132,7 +137,7 @@ def _frozen(arrays: Iterable[I64 | NDArray[np.bool_]]) -> None:
 
 @kept(32, lambda side: side.page.nbytes * 3)
 def _source(
-    layout: CompiledLayout, digits: tuple[Digit, ...], entry: bytes, terms: _Terms, reads: tuple[bytes, ...]
+    layout: CompiledLayout, digits: bytes, entry: bytes, terms: _Terms, reads: tuple[bytes, ...]
 ) -> _Source:
     page = _summed(terms)
     rows, heads, dims = (np.frombuffer(part, np.bool_) for part in reads)
@@ -140,7 +145,7 @@ def _source(
     one = layout.channels == 1
     side = _Source(
         layout=layout,
-        digits=digits,
+        digits=_read_digits(digits),
         entry=np.frombuffer(entry, np.int64),
         page=page,
         reads=read,
@@ -153,9 +158,7 @@ def _source(
 
 
 @kept(32, lambda side: side.page.nbytes * 3)
-def _target(
-    layout: CompiledLayout, digits: tuple[Digit, ...], entry: bytes, terms: _Terms, blocks: int
-) -> _Target:
+def _target(layout: CompiledLayout, digits: bytes, entry: bytes, terms: _Terms, blocks: int) -> _Target:
     page, channels, dealt = _summed(terms), layout.channels, None
     if blocks:
         # The block's own term is left out, so the first entry stands for all.
@@ -163,7 +166,7 @@ def _target(
         slot, channel = np.divmod(each + np.arange(channels, dtype=np.int64)[:, None], channels)
         dealt = channel, slot * layout.page_stride
         _frozen(dealt)
-    side = _Target(layout, digits, np.frombuffer(entry, np.int64), page, dealt)
+    side = _Target(layout, _read_digits(digits), np.frombuffer(entry, np.int64), page, dealt)
     _frozen((page,))
     return side
 
@@ -205,14 +208,14 @@ def _template(where: Where) -> _Template:
 
     source = _source(
         src,
-        _block_digits(src, kv),
+        block_digits(src, kv).tobytes(),
         (real // src_size).tobytes(),
         terms(src, False, taken, where.src_residue),
         ((hi > 0).tobytes(), head_in.tobytes(), dim_in.tobytes()),
     )
     target = _target(
         dst,
-        _block_digits(dst, kv),
+        block_digits(dst, kv).tobytes(),
         entry.tobytes(),
         terms(dst, False, into, where.dst_residue),
         where.blocks if ours.all() else 0,
@@ -243,14 +246,14 @@ def _source_pages(side: _Source, table: bytes) -> tuple[I64, I64]:
     src = side.layout
     term = _block_term(side, table)
     if src.channels == 1:
-        channel, page = side.channel, side.at + (term * src.page_stride)[side.entry][:, None, None]
+        channel, page = side.channel, pages(term, side.entry, side.at, src.page_stride)
     else:
         slot, channel = np.divmod(side.page + term[side.entry][:, None, None], src.channels)
         page = slot * src.page_stride
         if not side.all_read:
             channel = np.where(side.reads, channel, 0)
     if not side.all_read:
-        page = np.where(side.reads, page, 0)
+        page = np.where(side.reads.ravel(), page.ravel(), 0)
     found = channel.ravel(), page.ravel()
     _frozen(found)
     return found

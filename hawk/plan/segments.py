@@ -10,6 +10,7 @@ import numpy as np
 from hawk.errors import InvalidArgument
 from hawk.memory.groups import GroupedRanges, GroupedSegments, Groups
 from hawk.memory.region import ByteRanges, Moves, Segments
+from hawk.plan.bind import groups
 from hawk.plan.check import check_placement_shape
 from hawk.plan.pattern import ragged, starts
 
@@ -57,33 +58,19 @@ GROUPED_FROM = 1 << 13
 
 def _many(target: TargetChunk) -> bool:
     """Whether there are many rows, and so many in a group that it does not matter if those of two could be joined."""
-    planes = np.bincount(target.kind, minlength=len(target.runs)).tolist()
-    total: int = sum(n * len(runs.nbytes) for n, runs in zip(planes, target.runs, strict=True))
+    if len(target.runs) == 1:
+        total = len(target.kind) * len(target.runs[0].nbytes)
+    else:
+        planes = np.bincount(target.kinds, minlength=len(target.runs)).tolist()
+        total = sum(n * len(runs.nbytes) for n, runs in zip(planes, target.runs, strict=True))
     return total >= GROUPED_FROM and total >= 4 * len(target.kind) * target.layout.channels
 
 
 def groups_of(target: TargetChunk, placement: Placement, arena_offset: int = 0) -> Groups:
     """The rows of all planes, one group for each channel of each plane, ascending in the arena."""
-    buffer, channels = _buffers(target, placement), target.layout.channels
-    runs, planes = target.runs, len(target.kind)
-    count = np.stack([np.bincount(r.channel, minlength=channels) for r in runs]).astype(np.int64).ravel()
-    if len(runs) == 1:
-        which = np.repeat(np.arange(channels, dtype=np.int64), planes)
-        local, remote, nbytes = runs[0].target, runs[0].arena, runs[0].nbytes
-    else:
-        kind = np.asarray(target.kind, np.int64)
-        which = (kind * channels + np.arange(channels, dtype=np.int64)[:, None]).ravel()
-        local, remote, nbytes = (
-            np.concatenate([getattr(r, name) for r in runs]) for name in ("target", "arena", "nbytes")
-        )
-    region = placement.region[buffer].T.astype(np.int32).ravel()
-    up = (placement.offset[buffer] + target.shift[:, None]).T.ravel()
-    on = (target.base + arena_offset).T.ravel()
-    first = np.cumsum(count) - count
-    if not count.all():
-        used = count[which] > 0
-        which, region, up, on = which[used], region[used], up[used], on[used]
-    return Groups(first, count, local, remote, nbytes, which, region, up, on)
+    buffer = _buffers(target, placement)
+    base, shift = np.ascontiguousarray(target.base), np.ascontiguousarray(target.shift)
+    return groups(target.runs, target.kinds, buffer, shift, base, placement, arena_offset)
 
 
 def _crosses(groups: Groups, extents: Sequence[tuple[int, ...]]) -> bool:
@@ -212,9 +199,9 @@ def direct(
     `InvalidArgument` if the placement is not one of the chunk's layout.
     """
     if _many(target):
-        groups = groups_of(target, placement, arena_offset)
-        if not _crosses(groups, regions_extents):
-            return GroupedSegments(groups)
+        found = groups_of(target, placement, arena_offset)
+        if not _crosses(found, regions_extents):
+            return GroupedSegments(found)
     rows = _rows(target, placement, arena_offset)
     joined = _joined(rows.region, rows.local, rows.arena, rows.nbytes, rows.begin)
     return _segments(_cut(*joined, regions_extents))
@@ -293,8 +280,8 @@ def touched(target: TargetChunk, placement: Placement) -> ByteRanges:
     What a flush has to make visible, and what the job owns.  Neighbours' rows are not in it.  Many rows that repeat
     stay groups, as in `direct`.
     """
-    if _many(target) and (groups := ascending(groups_of(target, placement))) is not None:
-        return GroupedRanges(groups)
+    if _many(target) and (found := ascending(groups_of(target, placement))) is not None:
+        return GroupedRanges(found)
     rows = _rows(target, placement)
     region, start, nbytes = rows.region, rows.local, rows.nbytes
     at = rows.begin[1:]

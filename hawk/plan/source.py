@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hawk.errors import InvalidArgument
+from hawk.plan.bind import first_outside
 from hawk.plan.check import check_placement_shape, check_source
 from hawk.plan.pattern import fixed_terms, leads
 from hawk.plan.pieces import Where, bound
@@ -26,31 +27,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
-    from hawk.plan.types import Placement, Selection, Step, TargetChunk
+    from hawk.plan.types import Chunk, Placement, Selection, Step, TargetChunk
     from hawk.retile.program import Program
 
     I64 = NDArray[np.int64]
 
 
+@lru_cache(maxsize=256)
+def _entries(src: CompiledLayout, dst: CompiledLayout, selection: Selection, chunk: Chunk) -> int:
+    """Entries of the source's table that a chunk needs; raises `InvalidArgument` as `check_source` does."""
+    check_source(src, selection)
+    end = min(selection.token + selection.tokens, (chunk.block + chunk.blocks) * dst.shape.block_size)
+    return -(-end // src.shape.block_size)
+
+
 def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, target: TargetChunk) -> None:
-    selection, size = target.selection, src.shape.block_size
-    end = min(
-        selection.token + selection.tokens,
-        (target.chunk.block + target.chunk.blocks) * target.layout.shape.block_size,
-    )
-    if len(src_blocks) < -(-end // size):
+    needed = _entries(src, target.layout, target.selection, target.chunk)
+    if len(src_blocks) < needed:
         raise InvalidArgument(
             "the block table is too short",
             field="src_blocks",
             got=f"{len(src_blocks)} entries",
-            expected=f"{-(-end // size)} or more",
+            expected=f"{needed} or more",
         )
-    bad = np.flatnonzero((src_blocks < 0) | (src_blocks >= src.shape.blocks))
-    if len(bad):
+    bad = first_outside(src_blocks, src.shape.blocks)
+    if bad >= 0:
         raise InvalidArgument(
             "no such block",
-            field=f"src_blocks[{int(bad[0])}]",
-            got=int(src_blocks[bad[0]]),
+            field=f"src_blocks[{bad}]",
+            got=int(src_blocks[bad]),
             expected=f"0..{src.shape.blocks - 1}",
         )
     check_placement_shape(src, placement, "src_placement")
@@ -125,6 +130,19 @@ def _lines(
     return _Lines(tuple(found), tuple(known), np.asarray(buffer, np.int64), np.asarray(lift, np.int64))
 
 
+@lru_cache(maxsize=256)
+def _places(
+    src: CompiledLayout, dst: CompiledLayout, selection: Selection, chunk: Chunk, kvs: tuple[int, ...]
+) -> tuple[_Lines, int, tuple[tuple[Where, int], ...]]:
+    """The lines, the rows that are cut off, and for those that look alike what `bound` is asked."""
+    lines = _lines(src, dst, selection, chunk.layer, chunk.layers, kvs)
+    places = (
+        (Where(src, dst, kv, number, selection, chunk.block, chunk.blocks, *residues), lead)
+        for kv, number, lead, residues in lines.alike
+    )
+    return lines, cut_of(dst, selection, chunk), tuple(places)
+
+
 def retile_steps(
     src: CompiledLayout,
     src_blocks: I64,
@@ -147,10 +165,12 @@ def retile_steps(
     src_blocks = np.ascontiguousarray(src_blocks, dtype=np.int64)
     dst_blocks = np.ascontiguousarray(dst_blocks, dtype=np.int64)
     _check_source(src, src_blocks, src_placement, target)
-    check_source(src, target.selection)
+    going = ways(src, target.layout, program_part(src, target.layout, target.selection))
+    if len(going) == 1 and not going[0].rows and len(src.tensors) == len(target.layout.tensors) == 1:
+        return tensor_steps(src, src_blocks, src_placement, target, dst_blocks, kvs=going[0].kvs)
     sides = Sides(src, src_blocks, placements(src, src_placement), target, parts(target, dst_blocks))
     found: list[Sequence[Step]] = []
-    for way in ways(src, target.layout, program_part(src, target.layout, target.selection)):
+    for way in going:
         if way.rows:
             found.append(rows_steps(tensor_steps, sides, way))
             continue
@@ -189,32 +209,22 @@ def tensor_steps(
     """The steps of one tensor and these values of kv, each by a program of its own; unchecked."""
     dst, selection = target.layout, target.selection
     chunk = target.chunk
-    lines = _lines(src, dst, selection, chunk.layer, chunk.layers, kvs)
+    lines, cut, places = _places(src, dst, selection, chunk, kvs)
     src_table = src_blocks.tobytes()
     dst_table = dst_blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
-    cut = cut_of(dst, selection, chunk)
-    pieces = [
-        bound(
-            Where(src, dst, kv, number, selection, chunk.block, chunk.blocks, *residues),
-            lead,
-            cut,
-            src_table,
-            dst_table,
-        )
-        for kv, number, lead, residues in lines.alike
-    ]
-    region = src_placement.region[lines.buffer]
-    offset = src_placement.offset[lines.buffer] + lines.lift[:, None]
+    pieces = [bound(where, lead, cut, src_table, dst_table) for where, lead in places]
+    lift = lines.lift.tolist()
 
     def make(number: int) -> RetileStep:
         line = lines.lines[number]
+        buffer = lines.buffer[number]
         return RetileStep(
             layer=line.layer,
             kv=line.kv,
             program=line.program,
             pieces=pieces[line.alike],
-            src_region=tuple(region[number].tolist()),
-            src_offset=tuple(offset[number].tolist()),
+            src_region=tuple(src_placement.region[buffer].tolist()),
+            src_offset=tuple((src_placement.offset[buffer] + lift[number]).tolist()),
             dst_offset=tuple(target.base[line.plane].tolist()),
             tensor=tensor,
         )

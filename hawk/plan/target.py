@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hawk.errors import InvalidArgument, OutOfMemory
-from hawk.plan.bind import whole_runs
+from hawk.plan.bind import bases, block_digits, first_outside, terms, whole_runs
 from hawk.plan.check import check_selection, entries
 from hawk.plan.keep import kept
 from hawk.plan.pattern import ARENA_ALIGN, fixed_terms, leads, pattern, ragged, starts
@@ -166,7 +166,7 @@ def plane_runs(
 
     Kept for a few tables, for the chunks of one request follow each other with the same blocks in other layers.
     """
-    term = layout.piece(kv).page_term("block", np.frombuffer(table, np.int64)) + residue
+    term = terms(block_digits(layout, kv), np.frombuffer(table, np.int64), residue)
     rest = pattern(layout, kv, 0, heads)
     found = None if cut else whole_runs(layout, rest, term, ARENA_ALIGN)
     runs = PlaneRuns(*(found or numpy_runs(layout, kv, cut, heads, term)))
@@ -242,7 +242,9 @@ def numpy_runs(
     return channel.astype(np.int32), arena, target, nbytes, channel_bytes, moved
 
 
-def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
+@lru_cache(maxsize=256)
+def _check_shape(dst: CompiledLayout, selection: Selection, chunk: Chunk) -> None:
+    """Raises `InvalidArgument` for a chunk that is no part of the selection, whatever the block table holds."""
     check_selection(dst, selection)
     check_selected(dst, selection)
     begin, end = entries(dst, selection)
@@ -261,6 +263,10 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
             got=f"layers {chunk.layer}..{chunk.layer + chunk.layers - 1}",
             expected=f"within {selection.layer}..{last - 1}",
         )
+
+
+def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> None:
+    _check_shape(dst, selection, chunk)
     if len(blocks) < chunk.block + chunk.blocks:
         raise InvalidArgument(
             "the block table is too short",
@@ -269,12 +275,12 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
             expected=f"{chunk.block + chunk.blocks} or more",
         )
     used = blocks[chunk.block : chunk.block + chunk.blocks]
-    bad = np.flatnonzero((used < 0) | (used >= dst.shape.blocks))
-    if len(bad):
+    bad = first_outside(used, dst.shape.blocks)
+    if bad >= 0:
         raise InvalidArgument(
             "no such block",
-            field=f"blocks[{chunk.block + int(bad[0])}]",
-            got=int(used[bad[0]]),
+            field=f"blocks[{chunk.block + bad}]",
+            got=int(used[bad]),
             expected=f"0..{dst.shape.blocks - 1}",
         )
 
@@ -282,14 +288,15 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
 class _Frame(NamedTuple):
     """What no block table changes: the planes, their kinds, and each kind as (kv that stands for it, residue).
 
-    before    planes of each kind that come before each plane, and, as the last row, all: `int64[planes + 1, kinds]`
+    kind_of    the same as `kind`, `int64[planes]`; `buffers` the number of each plane's buffer
     """
 
     planes: tuple[tuple[int, int], ...]
     kinds: tuple[tuple[int, int], ...]
     kind: tuple[int, ...]
-    before: I64
+    kind_of: I64
     shift: I64
+    buffers: I64
 
 
 @lru_cache(maxsize=256)
@@ -301,11 +308,18 @@ def _frame(dst: CompiledLayout, layer: int, layers: int) -> _Frame:
     kinds = tuple(dict.fromkeys(pairs))
     kind = tuple(kinds.index(pair) for pair in pairs)
     shift = (fixed // dst.channels * dst.page_stride).ravel()
-    before = np.zeros((len(kind) + 1, len(kinds)), np.int64)
-    before[1:] = np.cumsum(np.asarray(kind)[:, None] == np.arange(len(kinds)), axis=0)
-    for table in (before, shift):
+    planes = tuple(product(range(layer, layer + layers), kvs))
+    kind_of = np.asarray(kind, np.int64)
+    buffers = np.asarray([dst.buffer(*plane) for plane in planes], np.int64)
+    for table in (kind_of, shift, buffers):
         table.flags.writeable = False
-    return _Frame(tuple(product(range(layer, layer + layers), kvs)), kinds, kind, before, shift)
+    return _Frame(planes, kinds, kind, kind_of, shift, buffers)
+
+
+@lru_cache(maxsize=256)
+def _bounds(dst: CompiledLayout, selection: Selection, chunk: Chunk) -> tuple[int, tuple[int, int], _Frame]:
+    """Rows that are cut off, the heads that move, and the planes."""
+    return cut_of(dst, selection, chunk), heads_moved(dst, selection), _frame(dst, chunk.layer, chunk.layers)
 
 
 def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
@@ -331,14 +345,10 @@ def target_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
 def tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: Chunk) -> TargetChunk:
     """`target_chunk` of a layout's elements alone, unchecked."""
     table = blocks[chunk.block : chunk.block + chunk.blocks].tobytes()
-    cut, heads, frame = (
-        cut_of(dst, selection, chunk),
-        heads_moved(dst, selection),
-        _frame(dst, chunk.layer, chunk.layers),
-    )
+    cut, heads, frame = _bounds(dst, selection, chunk)
     runs = tuple(plane_runs(dst, lead, residue, cut, heads, table) for lead, residue in frame.kinds)
-    inner = frame.before @ np.stack([r.channel_bytes for r in runs])
-    ends = np.cumsum(inner[-1])
+    each = runs[0].channel_bytes[None] if len(runs) == 1 else np.stack([r.channel_bytes for r in runs])
+    base, nbytes = bases(frame.kind_of, each)
     return TargetChunk(
         layout=dst,
         selection=selection,
@@ -346,7 +356,8 @@ def tensor_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
         planes=frame.planes,
         kind=frame.kind,
         runs=runs,
-        base=inner[:-1] + (ends - inner[-1]),
+        base=base,
         shift=frame.shift,
-        nbytes=int(ends[-1]),
+        nbytes=nbytes,
+        tables=(frame.planes, frame.kind_of, frame.buffers),
     )

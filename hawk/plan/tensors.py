@@ -112,6 +112,7 @@ def join(layout: CompiledLayout, chunks: Sequence[TargetChunk | None]) -> Target
         ),
         nbytes=int(ends[-1]),
         tensors=tuple(0 if chunk is None else len(chunk.planes) for chunk in chunks),
+        tables=None,
     )
 
 
@@ -137,6 +138,7 @@ def parts(target: TargetChunk, blocks: I64) -> list[tuple[TargetChunk, I64]]:
             base=base if host is None else base + layout.inset,
             shift=target.shift[own_rows],
             tensors=(),
+            tables=None,
         )
         found.append((chunk, own.blocks))
     return found

@@ -157,6 +157,7 @@ class TargetChunk:
                 (not 0 where layers or kvs of one buffer follow each other)
     nbytes      arena bytes of the chunk
     tensors     planes of each of `layout.tensors`, see `hawk.plan.tensors`; empty: all are of the one
+    tables      for which planes of `layout` alone these are known: kinds and numbers of buffers, `int64[planes]` each
     """
 
     layout: CompiledLayout
@@ -169,6 +170,7 @@ class TargetChunk:
     shift: I64
     nbytes: int
     tensors: tuple[int, ...] = ()
+    tables: tuple[tuple[tuple[int, int], ...], I64, I64] | None = None
 
     def tensor_of(self, plane: int) -> CompiledLayout:
         """The tensor that plane number `plane` is of."""
@@ -181,7 +183,16 @@ class TargetChunk:
     @property
     def buffers(self) -> I64:
         """Row of each plane's buffer in a `Placement` of the cache, `int64[planes]`."""
+        if self.tables is not None and self.tables[0] is self.planes and not self.tensors:
+            return self.tables[2]
         return _buffers(self.layout, self.planes, self.tensors)
+
+    @property
+    def kinds(self) -> I64:
+        """`kind` as an array, `int64[planes]`."""
+        if self.tables is not None and self.tables[0] is self.planes:
+            return self.tables[1]
+        return np.asarray(self.kind, np.int64)
 
     @property
     def channel_bytes(self) -> I64:

@@ -258,6 +258,7 @@ done:
 
 #include "_guard.h"
 #include "_plan.h"
+#include "_bound.h"
 
 static PyObject *level(PyObject *self, PyObject *args)
 {
@@ -287,6 +288,11 @@ static PyMethodDef methods[] = {
     {"post_guard", post_guard, METH_VARARGS, "Put up a guard, or take it down."},
     {"bind_runs", bind_runs, METH_VARARGS, "The runs of a plane's blocks."},
     {"bind_pieces", bind_pieces, METH_VARARGS, "Where the pieces of a plane's blocks lie in the arena."},
+    {"first_outside", first_outside, METH_VARARGS, "Where a table leaves its bounds."},
+    {"bind_terms", bind_terms, METH_VARARGS, "The pages at which blocks begin."},
+    {"bind_base", bind_base, METH_VARARGS, "Where planes begin in the arena."},
+    {"bind_groups", bind_groups, METH_VARARGS, "The rows of all planes as groups."},
+    {"bind_pages", bind_pages, METH_VARARGS, "Where the source pages of pieces are."},
     {"spread_rows", spread_rows, METH_VARARGS, "Write out the rows of some groups."},
     {"level", level, METH_NOARGS, "The instruction set in use."},
     {"set_level", set_level, METH_VARARGS, "Use the kernels of a lower level; for tests."},

@@ -7,10 +7,11 @@ insists on it, `numpy` leaves it aside.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -102,6 +103,39 @@ class CoreModule(Protocol):
     ) -> None:
         """Write where each piece lies in the arena, see `hawk.plan.bind.dealt_pieces`."""
 
+    def first_outside(self, blocks: Array, limit: int) -> int:
+        """Index of the first number that is not in `[0, limit)`, or -1."""
+
+    def bind_terms(self, blocks: Array, digits: Array, add: int, to: Array) -> None:
+        """Write where blocks begin, see `hawk.plan.bind.terms`."""
+
+    def bind_base(self, kind: Array, channel_bytes: Array, channels: int, base: Array) -> int:
+        """Write where planes begin, see `hawk.plan.bind.bases`; how many bytes there are."""
+
+    def bind_groups(
+        self,
+        channels: int,
+        arena: int,
+        channel: Array,
+        ends: Array,
+        kind: Array,
+        buffer: Array,
+        shift: Array,
+        base: Array,
+        region: Array,
+        offset: Array,
+        first: Array,
+        count: Array,
+        which: Array,
+        to_region: Array,
+        up: Array,
+        on: Array,
+    ) -> int:
+        """Write the groups of a chunk, see `hawk.plan.bind.groups`; how many there are."""
+
+    def bind_pages(self, term: Array, entry: Array, at: Array, stride: int, to: Array) -> None:
+        """Write where source pages are, see `hawk.plan.bind.pages`."""
+
     def spread_rows(
         self,
         first: Array,
@@ -150,7 +184,13 @@ def core() -> CoreModule:
 
 def planner() -> CoreModule | None:
     """The C core where it is in use and binds plans (one that was built from older sources does not)."""
-    return _core if core_name() == "c" and hasattr(_core, "bind_runs") else None
+    return _planner(_forced, cast("Any", _core))
+
+
+@functools.cache
+def _planner(forced: Core | None, core: Any) -> CoreModule | None:
+    # A plan asks a dozen times, and looking at the environment would cost it a tenth of its time.
+    return core if core_name() == "c" and hasattr(core, "bind_pages") else None
 
 
 def available() -> bool:

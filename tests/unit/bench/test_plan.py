@@ -22,10 +22,12 @@ def test_every_stage_at_every_size():
     assert 0.5 * 8 * 8 * 4 < by_size[8, 512] <= 8 * 8 * 4
     rows = result.to_dict()["rows"]
     assert all(r["fastest"] <= r["median"] <= r["slowest"] for r in rows)
+    assert all(0 <= r["cpu_least"] <= r["cpu_median"] for r in rows)
     out = io.StringIO()
     plan.render(result, Console(file=out, width=200))
     assert "shape never seen" in out.getvalue()
     assert "per 1,000 segments" in out.getvalue()
+    assert "processor, least" in out.getvalue()
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 7}, {"layers": 1}, {"runs": 0}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hawk.layouts import load
 from hawk.plan import bind, target
 from hawk.plan.pattern import ALL_HEADS, ARENA_ALIGN, pattern
+from hawk.plan.types import Placement, PlaneRuns
 from hawk.retile import native
 from tests.unit.plan import support as s
 
@@ -150,3 +152,152 @@ def test_a_layout_is_looked_up_by_its_content_in_every_process():
     copy = pickle.loads(pickle.dumps(one))
     assert copy == one
     assert copy._hash == 0
+
+
+# -- the rest of a plan --------------------------------------------------------------------------------------
+
+
+def alike(function, *arguments):
+    """Both cores give the same."""
+    with native.using("c"):
+        found = function(*arguments)
+    with native.using("numpy"):
+        wanted = function(*arguments)
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert np.asarray(got).dtype == np.asarray(want).dtype
+    return found
+
+
+@built
+@given(st.lists(st.integers(-3, 9), max_size=20), st.integers(0, 9))
+def test_the_first_that_leaves_its_bounds(blocks, limit):
+    alike(lambda: [bind.first_outside(np.asarray(blocks, np.int64), limit)])
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(LAYOUTS)), st.integers(0, 40), st.integers(0, 2**32))
+def test_where_blocks_begin(name, add, seed):
+    layout = LAYOUTS[name].compile(s.shape(block_size=32, blocks=40), channels=7)
+    table = np.random.default_rng(seed).permutation(40).astype(np.int64)
+    (found,) = alike(lambda: [bind.terms(bind.block_digits(layout, 0), table, add)])
+    np.testing.assert_array_equal(found, layout.piece(0).page_term("block", table) + add)
+
+
+@built
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 2**32))
+def test_where_planes_begin(kinds, channels, seed):
+    nbytes = np.random.default_rng(seed).integers(0, 1 << 40, (3, channels))
+    base, total = alike(bind.bases, np.asarray(kinds, np.int64), nbytes)
+    assert total == nbytes[kinds].sum()
+    assert base[0, 0] == 0
+
+
+@built
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.integers(0, 2), min_size=1, max_size=9),
+    st.integers(1, 5),
+    st.integers(0, 2**32),
+)
+def test_rows_as_groups(kinds, kind, channels, seed):
+    rng = np.random.default_rng(seed)
+    runs = []
+    for _ in range(kinds):
+        n = int(rng.integers(1, 12))
+        columns = (rng.integers(0, 1 << 40, n) for _ in range(3))
+        channel = np.sort(rng.integers(0, channels, n)).astype(np.int32)
+        runs.append(PlaneRuns(channel, *columns, np.zeros(channels, np.int64), np.empty(0, np.int64)))
+    planes = np.asarray(kind, np.int64) % kinds
+    count, buffers = len(planes), 4
+    placement = Placement(
+        rng.integers(0, 9, (buffers, channels)).astype(np.int32),
+        rng.integers(0, 1 << 40, (buffers, channels)),
+    )
+    buffer, shift = rng.integers(0, buffers, count), rng.integers(0, 1 << 20, count)
+    base = rng.integers(0, 1 << 40, (count, channels))
+
+    def made():
+        found = bind.groups(runs, planes, buffer, shift, base, placement, 640)
+        return [getattr(found, f.name) for f in fields(found)]
+
+    alike(made)
+
+
+@built
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 20), st.integers(0, 2**32))
+def test_where_source_pages_are(entries, each, rows, seed):
+    rng = np.random.default_rng(seed)
+    term, entry = rng.integers(0, 1 << 30, entries), rng.integers(0, entries, rows)
+    at = rng.integers(0, 1 << 40, (rows, each, 1))
+    alike(lambda: [bind.pages(term, entry, at, 4096)])
+
+
+WORD = np.int64
+ONE, TWO = np.zeros(1, WORD), np.zeros(2, WORD)
+
+
+def groups_call(**other):
+    """One plane of two channels, with a row in each, that fits but for `other`."""
+    tables = {
+        "channels": 2,
+        "arena": 0,
+        "channel": np.asarray([0, 1], np.int32),
+        "ends": np.asarray([2], WORD),
+        "kind": ONE,
+        "buffer": ONE,
+        "shift": ONE,
+        "base": TWO,
+        "region": np.zeros(2, np.int32),
+        "offset": TWO,
+        "first": np.zeros(2, WORD),
+        "count": np.zeros(2, WORD),
+        "which": np.zeros(2, WORD),
+        "to_region": np.zeros(2, np.int32),
+        "up": np.zeros(2, WORD),
+        "on": np.zeros(2, WORD),
+    }
+    return native.core().bind_groups(*(tables | other).values())
+
+
+@built
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda core: core.bind_terms(np.asarray([-1]), np.asarray([1, 9, 1]), 0, np.zeros(1, WORD)),
+        lambda core: core.bind_terms(ONE, np.asarray([0, 9, 1]), 0, np.zeros(1, WORD)),
+        lambda core: core.bind_terms(ONE, np.asarray([1, 0, 1]), 0, np.zeros(1, WORD)),
+        lambda core: core.bind_terms(ONE, np.asarray([1, 9]), 0, np.zeros(1, WORD)),
+        lambda core: core.bind_terms(TWO, np.asarray([1, 9, 1]), 0, np.zeros(1, WORD)),
+        lambda core: core.bind_base(np.asarray([1]), TWO, 2, np.zeros(2, WORD)),
+        lambda core: core.bind_base(np.asarray([-1]), TWO, 2, np.zeros(2, WORD)),
+        lambda core: core.bind_base(ONE, TWO, 2, np.zeros(1, WORD)),
+        lambda core: core.bind_base(ONE, TWO, 0, np.zeros(0, WORD)),
+        lambda core: core.bind_pages(ONE, np.asarray([1]), ONE, 1, np.zeros(1, WORD)),
+        lambda core: core.bind_pages(ONE, np.asarray([-1]), ONE, 1, np.zeros(1, WORD)),
+        lambda core: core.bind_pages(ONE, TWO, np.zeros(3, WORD), 1, np.zeros(3, WORD)),
+        lambda core: core.bind_pages(ONE, ONE, ONE, 1, np.zeros(2, WORD)),
+        lambda core: groups_call(channels=0),
+        lambda core: groups_call(channel=np.asarray([0, 2], np.int32)),
+        lambda core: groups_call(channel=np.asarray([-1, 1], np.int32)),
+        lambda core: groups_call(ends=np.asarray([1], WORD)),
+        lambda core: groups_call(ends=np.asarray([3], WORD)),
+        lambda core: groups_call(ends=np.zeros(0, WORD)),
+        lambda core: groups_call(
+            ends=np.asarray([3, 2], WORD), first=np.zeros(4, WORD), count=np.zeros(4, WORD)
+        ),
+        lambda core: groups_call(kind=np.asarray([1])),
+        lambda core: groups_call(buffer=np.asarray([1])),
+        lambda core: groups_call(buffer=np.asarray([-1])),
+        lambda core: groups_call(base=ONE),
+        lambda core: groups_call(offset=ONE),
+        lambda core: groups_call(on=np.zeros(1, WORD)),
+        lambda core: groups_call(to_region=np.zeros(1, np.int32)),
+    ],
+)
+def test_other_tables_that_do_not_fit_are_refused(call):
+    assert groups_call() == 2
+    with pytest.raises(ValueError, match="do not fit"):
+        call(native.core())
