@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from hawk.arguments import duration
+from hawk.arguments import duration, text
 from hawk.connection import CALL_TIMEOUT, Connection
 from hawk.control.messages import (
     AskJobs,
@@ -52,19 +52,21 @@ class Operator(Connection):
         """Jobs under way, and with `ended` those that have ended too, the latest first; `most` are told at most."""
         return (await self._asked(AskJobs(id=0, ended=ended, most=most), JobList)).jobs
 
-    async def job(self, prefix: str) -> JobInfo:
-        """The one job whose id, here or on the wire, begins so.
+    async def job(self, name: str) -> JobInfo:
+        """The one job whose id, here or on the wire, begins so; or else the latest of the request of that name.
 
-        Raises `UnknownRequest` if there is none (any more), `InvalidArgument` if there are several.
+        Raises `UnknownRequest` if there is none (any more), `InvalidArgument` if the ids of several begin so.
         """
-        if not prefix or len(prefix) > 32 or not set(prefix) <= set("0123456789abcdef"):
-            raise InvalidArgument(
-                "this is no job id", field="job", got=prefix, expected="up to 32 hexadecimal digits"
-            )
-        found = (await self._asked(AskJobs(id=0, job=prefix, most=10), JobList)).jobs
+        prefix = text(name, "job", 512, shortest=1)
+        found: list[JobInfo] = []
+        if len(prefix) <= 32 and set(prefix) <= set("0123456789abcdef"):
+            found = (await self._asked(AskJobs(id=0, job=prefix, most=10), JobList)).jobs
+        if not found:
+            listed = (await self._asked(AskJobs(id=0, request=prefix), JobList)).jobs
+            found = [job for job in listed if job.request == prefix][:1]
         if not found:
             raise UnknownRequest(
-                f"the agent {self.name} knows no such job",
+                f"the agent {self.name} knows no such job, nor a request of that name",
                 field="job",
                 got=prefix,
                 hint="Ended jobs are remembered for a while only; `hawk jobs` lists them",

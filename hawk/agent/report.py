@@ -119,7 +119,7 @@ def peers(agent: Agent, call: int) -> PeerList:
 
 def jobs(agent: Agent, message: AskJobs) -> JobList:
     """Jobs under way, then the latest ended ones."""
-    entries = agent.ledger.find(message.job, ended=message.ended)
+    entries = agent.ledger.find(message.job, request=message.request, ended=message.ended)
     return JobList(
         message.id,
         [entry.info() for entry in entries[: message.most]],

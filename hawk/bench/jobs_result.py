@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hawk.retile.native import core_name
+from hawk.bench.samples import machine
 
 GOALS = {"embedded": 1.3, "separate": 2.5}
 """Round trips until the first byte, by where the decode agent is."""
@@ -84,7 +83,7 @@ class JobsResult:
     def to_dict(self) -> dict[str, object]:
         """Seconds throughout."""
         return {
-            "machine": {"python": platform.python_version(), "retile_core": core_name()},
+            "machine": machine(),
             "runs": self.runs,
             "bytes_per_job": self.nbytes,
             "goals": GOALS,

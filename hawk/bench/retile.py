@@ -19,7 +19,7 @@ import numpy as np
 from rich.table import Table
 
 from hawk.bench.retile_cases import Planned, cases
-from hawk.bench.samples import Samples, ratio
+from hawk.bench.samples import Samples, machine, ratio
 from hawk.errors import InternalError, InvalidArgument, OutOfMemory
 from hawk.memory.available import available_memory
 from hawk.retile import cpu, native
@@ -72,7 +72,7 @@ class Result:
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         rows = [dataclasses.asdict(row) | {"met": row.met} for row in self.rows]
-        return dataclasses.asdict(self) | {"rows": rows}
+        return dataclasses.asdict(self) | {"machine": machine(), "rows": rows}
 
 
 def run(

@@ -114,7 +114,7 @@ def jobs(local: str | None, file: Path | None, as_json: bool, live: bool, most: 
 @click.argument("job", metavar="ID")
 @asks
 def job(job: str, local: str | None, file: Path | None, as_json: bool) -> None:
-    """Shows one job.  ID is its id on either side, or how that begins."""
+    """Shows one job.  ID is its id on either side, or how that begins, or its request, of which it is the latest."""
     answer = ask(local, file, lambda agent: agent.job(job))
     if as_json:
         print_json(answer)

@@ -98,13 +98,12 @@ def load_pair(path: Path) -> KeyPair:
     return KeyPair(name, public, secret)
 
 
-def load_peers(path: Path) -> dict[str, str]:
+def load_peers(path: Path, what: str = "the peers file") -> dict[str, str]:
     """Reads a peers file: the name of each peer and its public key (40 characters of Z85).
 
     Raises `ConfigError` that lists every line at fault: a name that is none, a key that is none, or two names
     with one key (a peer is told from another by its key alone).
     """
-    what = "the peers file"
     hint = 'Write [peers] with one line NAME = "PUBLIC KEY" for each peer; `hawk keys peers` writes them'
     table = _table(_parse(_read(path, what, hint), path, what), "peers", path)
     problems: list[str] = []
@@ -138,7 +137,7 @@ def merge_peers(path: Path, public: Iterable[Path]) -> dict[str, str]:
     text = path.read_text(encoding="utf-8") if there else ""
     peers, owner = dict(old), {key: name for name, key in old.items()}
     for source in public:
-        for name, key in load_peers(source).items():
+        for name, key in load_peers(source, f"the public key file {source.name}").items():
             clash = peers.get(name, key) != key
             if clash or owner.setdefault(key, name) != name:
                 raise ConfigError(

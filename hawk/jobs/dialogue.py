@@ -52,12 +52,6 @@ UNNEEDED = "unneeded"
 MOST_CHUNKS = 65_536
 """Chunks of a job; as many as a `Poll` can name."""
 
-TOGETHER = 2
-"""The first protocol version whose P may say the first `Prepared` within `Accepted`."""
-
-RELEASE_SAYS_ALL = 2
-"""The first protocol version whose D leaves out the `Consumed` that a `Release` would follow at once."""
-
 _POLLS_KEPT = 64
 
 
@@ -231,7 +225,8 @@ class Dialogue:
         """All of a chunk that is wanted was read; of the `last` one `release` says it, which follows at once."""
         self._consumed.add(number)
         self._prepared.pop(number, None)
-        if not last or self._session.version < RELEASE_SAYS_ALL:
+        # A peer that said a chunk with Accepted is none of those that wait for every word.
+        if not last or self.accepted is None or self.accepted.prepared is None:
             self._send(Consumed(self.id, number))
 
     async def release(self) -> None:

@@ -162,8 +162,12 @@ class FetchJob(Stoppable):
             if isinstance(fault, HawkError):
                 error = fault
                 raise
+            waits = next((part.waits for part in self.parts if part.waits), None)
             error = DeadlineExceeded(
-                "the fetch did not end in time", state=self.state.value, seconds=request.timeout
+                "the fetch did not end in time",
+                state=self.state.value,
+                waited_for=waits,
+                seconds=request.timeout,
             )
             raise error from None
         except HawkError as fault:

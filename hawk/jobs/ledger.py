@@ -113,11 +113,16 @@ class Ledger:
         for entry in list(self._live):
             yield entry.role, entry.peer, entry.look()
 
-    def find(self, prefix: str = "", *, ended: bool = True) -> list[Entry]:
-        """Jobs whose id here or on the wire begins with `prefix`: those under way, then the ended, the latest first."""
+    def find(self, prefix: str = "", *, request: str = "", ended: bool = True) -> list[Entry]:
+        """Jobs whose id here or on the wire begins with `prefix`: those under way, then the ended, the latest first.
+
+        With `request` only those of that request.
+        """
         entries = [*reversed(self._live)]
         if ended:
             entries += reversed(self._past)
+        if request:
+            entries = [e for e in entries if e.request == request]
         if not prefix:
             return entries
         return [e for e in entries if e.job.startswith(prefix) or e.look().known_as(prefix)]

@@ -55,6 +55,7 @@ class PartJob:
     checked     they were flushed, and are right as far as that is looked at
     held        the prefill side has confirmed that its lease held until all were
     unneeded    others bring all that it could
+    waits       what it waits for the prefill side to do, in words
     task        runs it, where there are several
     """
 
@@ -66,6 +67,7 @@ class PartJob:
         self.checked = False
         self.held = False
         self.unneeded = False
+        self.waits = ""
         self.task: asyncio.Task[None] | None = None
         self.total = 0
         self.result = new_result()
@@ -229,6 +231,7 @@ class PartJob:
             wait=request.early,
             priority=request.priority,
             ttft=request.ttft(),
+            together=True,
             verify=self.context.verifier.asks,
             share=self.context.verifier.share,
         )
@@ -260,7 +263,10 @@ class PartJob:
 
         for number in range(accepted.chunks):
             await receiver.room()
-            receiver.start(await dialogue.prepared(number), link, dialogue.consumed)
+            self.waits = f"layers: chunk {number + 1} of {accepted.chunks} was not prepared"
+            prepared = await dialogue.prepared(number)
+            self.waits = ""
+            receiver.start(prepared, link, dialogue.consumed)
         await receiver.all_done()
         await self._whole.all_here(self)
         self._move_to(State.RELEASING)

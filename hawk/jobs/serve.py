@@ -42,7 +42,7 @@ from hawk.errors import (
 )
 from hawk.jobs.caches import compile_descr, part_of, write_part
 from hawk.jobs.chunks import agreed, bytes_of, cut, loses
-from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, TOGETHER, UNNEEDED
+from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, UNNEEDED
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
 from hawk.jobs.shelf import Shelf
@@ -209,8 +209,11 @@ class ServeJob(Stoppable):
         except HawkError as fault:
             error = fault
         except TimeoutError:
+            waited = " while it waited for layers" if self.phase == "layers" else ""
             error = DeadlineExceeded(
-                "the consumer's deadline passed", state=self.state.value, seconds=self.fetch.deadline
+                f"the consumer's deadline passed{waited}",
+                state=self.state.value,
+                seconds=self.fetch.deadline,
             )
         except asyncio.CancelledError:
             error = Aborted("the agent is stopping", state=self.state.value)
@@ -303,7 +306,7 @@ class ServeJob(Stoppable):
         if self._accepted is None or self._said or self._answer is not None:
             return False
         self._said = True
-        together = first is not None and self.version >= TOGETHER
+        together = first is not None and self.fetch.together
         self.send(msgspec.structs.replace(self._accepted, prepared=first) if together else self._accepted)
         return together
 

@@ -54,6 +54,7 @@ class AskJobs(Struct, tag="ask-jobs", frozen=True, kw_only=True):
     """Asks for jobs, the latest first; answered by `JobList`.
 
     job     only those whose id, on either side, begins so; empty for all
+    request    only those of this request; an agent that does not know the field lists all
     ended   those that have ended too, as far as they are remembered
     most    jobs in the answer; how many more there are is said
     """
@@ -62,6 +63,7 @@ class AskJobs(Struct, tag="ask-jobs", frozen=True, kw_only=True):
     job: Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]*$")] = ""
     ended: bool = True
     most: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    request: Annotated[str, Meta(max_length=512)] = ""
 
 
 class JobInfo(Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     verify, share    the check that D wants of every chunk, and of what part of its stretches; empty: none
     priority         among the jobs of D, the higher first
     ttft             seconds from arrival within which D would like to have it; 0 where it does not say
+    together         D reads the first `Prepared` out of `Accepted`, where P says it there
     """
 
     job: JobId
@@ -85,6 +86,7 @@ class Fetch(Struct, tag="fetch", frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     priority: Priority = 0
     ttft: Seconds = 0.0
+    together: bool = False
 
 
 class Prepared(Struct, tag="prepared", frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ class Accepted(Struct, tag="accepted", frozen=True, kw_only=True):
 
     verify    the check that every `Prepared` will carry; empty: none
     part    what of a model's cache the offer holds; None from a peer that speaks version 1
-    prepared    the first chunk, where that was there at once, as its own frame would say it; never to version 1
+    prepared    the first chunk, where that was there at once and D asked for it so, as its own frame would say it
     """
 
     job: JobId

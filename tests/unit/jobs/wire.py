@@ -14,7 +14,7 @@ Faults = dict[tuple[str, int], str]
 
 
 def apart(message: PeerMessage) -> tuple[PeerMessage, ...]:
-    """What a peer of version 1 would have said in its place."""
+    """What is said in its place to who did not ask for both together."""
     if isinstance(message, Accepted) and message.prepared is not None:
         return msgspec.structs.replace(message, prepared=None), message.prepared
     return (message,)
