@@ -210,11 +210,8 @@ class ServeJob(Stoppable):
             error = fault
         except TimeoutError:
             waited = " while it waited for layers" if self.phase == "layers" else ""
-            error = DeadlineExceeded(
-                f"the consumer's deadline passed{waited}",
-                state=self.state.value,
-                seconds=self.fetch.deadline,
-            )
+            text = f"the consumer's deadline passed{waited}"
+            error = DeadlineExceeded(text, state=self.state.value, seconds=self.fetch.deadline)
         except asyncio.CancelledError:
             error = Aborted("the agent is stopping", state=self.state.value)
             raise
