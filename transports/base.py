@@ -109,7 +109,10 @@ class Transport(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Opens what serving needs.  Raises `TransportError` (for a port in use: naming it)."""
+        """Opens what serving needs.  Raises `TransportError` (for a port in use: naming it).
+
+        `NotViable` says that this machine cannot use the transport after all: an agent goes on without it.
+        """
 
     @abstractmethod
     async def close(self) -> None:

@@ -209,11 +209,11 @@ class Agent:
         for name in self.config.transport.prefer:
             try:
                 made = transports.make(name, self.config.transport.options.get(name))
+                await made.start()
             except NotViable as error:
                 why[name] = str(error)
                 log.warning("transport not viable", transport=name, reason=str(error))
                 continue
-            await made.start()
             self._stack.push_async_callback(made.close)
             made.serve(self.arena.region)
             self.transports[name] = made

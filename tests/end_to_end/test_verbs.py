@@ -50,6 +50,18 @@ async def test_every_byte_arrives_and_no_other_changes(site: Site, mode: str) ->
             assert (ready.transport, ready.mode) == ("verbs", mode)
 
 
+async def test_an_agent_whose_port_is_down_goes_on_without(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VERBS", "down")
+    tables = {"transport": {"prefer": ["verbs", "tcp"]}}
+    prefill = site.start("p0", tables, role="prefill", command=COMMAND)
+    async with clients(prefill) as (hp,):
+        assert list((await hp.status()).transports) == ["tcp"]
+    (told,) = [line for line in prefill.log().splitlines() if "not viable" in line]
+    assert "no port of any RDMA device is active" in told
+
+
 async def test_several_at_a_time(site: Site) -> None:
     prefill = start_prefill(site)
     async with clients(prefill, start_decode(site, prefill)) as (hp, hd):

@@ -21,7 +21,7 @@ import ipaddress
 import secrets
 from typing import TYPE_CHECKING, ClassVar
 
-from hawk.errors import InvalidArgument, NotViable, PeerUnreachable, RegistrationFailed, TransportError
+from hawk.errors import InvalidArgument, NotViable, PeerUnreachable, RegistrationFailed
 from hawk.observe.log import get as get_log
 from hawk.transports import _checks, _machine
 from hawk.transports._grants import GrantTable
@@ -86,7 +86,7 @@ class VerbsTransport(Transport):
     async def start(self) -> None:
         """Opens the device and listens for handshakes.
 
-        Raises `InvalidArgument` or `NotViable` naming the setting, `TransportError` naming the address or the device.
+        Raises `InvalidArgument` or `NotViable` naming the setting or the device, `TransportError` naming the address.
         """
         if self._server is not None:
             return
@@ -111,9 +111,7 @@ class VerbsTransport(Transport):
             self._prepare()
         except VerbsError as error:
             await self.close()
-            raise TransportError(
-                "the RDMA device cannot be used", got=error, field="transport.verbs"
-            ) from error
+            raise NotViable("the RDMA device cannot be used", got=error, field="transport.verbs") from error
         except BaseException:
             await self.close()
             raise

@@ -48,6 +48,7 @@ class PyverbsCompletions:
 
     def __init__(self, context: Any, depth: int) -> None:
         module = part("cq")
+        self._error = part("pyverbs_error").PyverbsError
         with _channels, calling("ibv_create_comp_channel"):
             before = _event_descriptors()
             self._channel = module.CompChannel(context)
@@ -61,8 +62,10 @@ class PyverbsCompletions:
 
     def poll(self, most: int) -> list[Completion]:
         """See `Completions.poll`."""
-        with calling("ibv_poll_cq"):
+        try:  # as `calling`, which costs more than polling does
             _, found = self.raw.poll(most)
+        except self._error as error:
+            raise VerbsError(errno.EIO, "ibv_poll_cq") from error
         return [Completion(int(wc.wr_id), int(wc.status)) for wc in found]
 
     def arm(self) -> None:
