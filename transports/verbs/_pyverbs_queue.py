@@ -226,14 +226,16 @@ class _Head:
         self._request = request
         self._at = at
         self._kept = ctypes.string_at(at, _abi.SEND_WR.itemsize)
+        self._lock = threading.Lock()
 
     def post(self, qp: Any, batch: Batch) -> None:
         """Posts the batch; the object is as before afterwards, since it frees what it points to."""
-        ctypes.memmove(self._at, int(batch.wr.ctypes.data), _abi.SEND_WR.itemsize)
-        try:
-            qp.post_send(self._request)
-        finally:
-            ctypes.memmove(self._at, self._kept, len(self._kept))
+        with self._lock:  # one object serves all loops of the process
+            ctypes.memmove(self._at, int(batch.wr.ctypes.data), _abi.SEND_WR.itemsize)
+            try:
+                qp.post_send(self._request)
+            finally:
+                ctypes.memmove(self._at, self._kept, len(self._kept))
 
 
 @functools.cache
