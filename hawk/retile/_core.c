@@ -12,7 +12,7 @@
 #endif
 #include <Python.h>
 
-#include "_call.h"
+#include "_ahead.h"
 
 /* Fill `view` with `object`'s bytes; `words` of `word` bytes at least, aligned (0 for any number). */
 static int take(PyObject *object, Py_buffer *view, int flags, Py_ssize_t word, Py_ssize_t words)
@@ -26,6 +26,14 @@ static int take(PyObject *object, Py_buffer *view, int flags, Py_ssize_t word, P
     }
     return 1;
 }
+
+/* All that a call works with but its arguments: too much for the stack of a small thread. */
+struct job {
+    struct call call;
+    struct course course;
+};
+
+#define LINE 64
 
 static PyObject *retile(PyObject *self, PyObject *args)
 {
@@ -45,14 +53,16 @@ static PyObject *retile(PyObject *self, PyObject *args)
     Py_buffer *views = wanted <= 64 ? few : PyMem_Malloc((size_t)wanted * sizeof *views);
     if (!views)
         return PyErr_NoMemory();
-    struct call c;
     struct misfit bad = {-1, 0, 0, 0};
-    memset(&c, 0, sizeof c);
-    c.room = PyMem_Malloc(sizeof *c.room);
-    if (!c.room) {
+    struct job *job = NULL;
+    void *memory = PyMem_Malloc(sizeof *job + LINE);
+    if (!memory) {
         PyErr_NoMemory();
         goto done;
     }
+    job = (struct job *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
+    struct call *c = &job->call;
+    memset(c, 0, offsetof(struct call, whole));
     if (!take(facts_o, &views[held], PyBUF_SIMPLE, 8, 6))
         goto done;
     const int64_t *facts = views[held++].buf;
@@ -66,10 +76,10 @@ static PyObject *retile(PyObject *self, PyObject *args)
         Py_XDECREF(item);
         if (!taken)
             goto done;
-        c.column[k] = views[held++].buf;
+        c->column[k] = views[held++].buf;
     }
-    c.src = &views[held];
-    c.dst = c.src + ins;
+    c->src = &views[held];
+    c->dst = c->src + ins;
     for (Py_ssize_t k = 0; k < ins + outs; k++) {
         PyObject *item = k < ins ? PySequence_GetItem(src_o, k) : PySequence_GetItem(dst_o, k - ins);
         int taken = item && take(item, &views[held], k < ins ? PyBUF_SIMPLE : PyBUF_WRITABLE, 1, 0);
@@ -78,10 +88,10 @@ static PyObject *retile(PyObject *self, PyObject *args)
             goto done;
         held++;
     }
-    c.channels_in = (int)ins;
-    c.channels_out = (int)outs;
-    c.src_elements = facts[2];
-    c.dst_elements = facts[3];
+    c->channels_in = (int)ins;
+    c->channels_out = (int)outs;
+    c->src_elements = facts[2];
+    c->dst_elements = facts[3];
     const int64_t most = (int64_t)1 << 40; /* elements; keeps every product below in range */
     if (facts[0] < 0 || facts[0] >= CODECS || facts[1] < 0 || facts[1] >= CODECS || facts[2] < 1 || facts[2] > most ||
         facts[3] < 1 || facts[3] > most || n > MAX_LOOPS)
@@ -94,30 +104,28 @@ static PyObject *retile(PyObject *self, PyObject *args)
         if (l->ext < 1 || l->ext > most || l->src < 0 || l->src > most || l->dst < 0 || l->dst > most || l->row < 0 ||
             l->row > most || l->col < 0 || l->col > most)
             goto misfit;
-        int64_t step, *total[4] = {&c.last_src, &c.last_dst, &c.last_row, &c.last_col};
+        int64_t step, *total[4] = {&c->last_src, &c->last_dst, &c->last_row, &c->last_col};
         const int64_t by[4] = {l->src, l->dst, l->row, l->col};
         for (int f = 0; f < 4; f++)
             if (__builtin_mul_overflow(l->ext - 1, by[f], &step) || __builtin_add_overflow(*total[f], step, total[f]))
                 goto misfit;
-        c.loop[k] = *l;
+        c->loop[k] = *l;
     }
-    if (c.last_dst >= c.dst_elements)
+    if (c->last_dst >= c->dst_elements)
         goto misfit;
-    c.loops = (int)n;
+    c->loops = (int)n;
     struct work w = {.src_codec = (int)facts[0], .dst_codec = (int)facts[1]};
     w.src_factor = float_of((uint32_t)facts[4]);
     w.dst_factor = float_of((uint32_t)facts[5]);
     w.same = w.src_codec == w.dst_codec && facts[4] == facts[5];
     w.src_header = header_bytes(w.src_codec, facts[2]);
     w.dst_header = header_bytes(w.dst_codec, facts[3]);
-    c.src_page = w.src_header + facts[2] * BITS[w.src_codec] / 8;
-    c.dst_page = w.dst_header + facts[3] * BITS[w.dst_codec] / 8;
-    if (!build(&c.whole, c.loop, c.loops, 1, &w) || !build(&c.partial, c.loop, c.loops, 0, &w))
+    c->src_page = w.src_header + facts[2] * BITS[w.src_codec] / 8;
+    c->dst_page = w.dst_header + facts[3] * BITS[w.dst_codec] / 8;
+    if (!build(&c->whole, c->loop, c->loops, 1, &w) || !build(&c->partial, c->loop, c->loops, 0, &w))
         goto misfit;
     Py_BEGIN_ALLOW_THREADS
-    ok = check(&c, begin, end, &bad);
-    if (ok && !(flags & CHECK_ONLY))
-        execute(&c, begin, end, flags);
+    ok = flags & CHECK_ONLY ? check(c, begin, end, &bad) : execute(c, &job->course, begin, end, flags, &bad);
     Py_END_ALLOW_THREADS
 misfit:
     if (ok) {
@@ -131,7 +139,7 @@ done:
         PyBuffer_Release(&views[--held]);
     if (views != few)
         PyMem_Free(views);
-    PyMem_Free(c.room);
+    PyMem_Free(memory);
     return result;
 }
 

@@ -24,6 +24,16 @@ struct move {
     int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
 };
 
+/* How lines are made of parts of the source, one by one or in pairs; offsets in bytes. */
+struct lines {
+    void (*run)(const struct lines *, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead, int past);
+    int of[4];               /* the piece that a part is of, where several are moved together */
+    int64_t part[4], second; /* second: of a pair, from the first */
+    int64_t count, at[MAX_RUNS], to[MAX_RUNS];
+    uint16_t index[2][32]; /* words of the parts */
+};
+
+typedef void (*liner)(const struct lines *, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead, int past);
 typedef void (*mover)(const struct move *, const uint8_t *from, uint8_t *to);
 typedef void (*reader)(const uint8_t *from, const uint8_t *shared, int64_t n, u32 *restrict x);
 typedef void (*writer)(const u32 *restrict x, int64_t n, uint8_t *to, uint8_t *shared);
@@ -51,8 +61,10 @@ struct converters {
     scaler multiply, divide;
 };
 
-/* By width: 1, 2 and 4 bytes; of twos and of fours. */
+/* By width: 1, 2 and 4 bytes; of twos and of fours.  Lines of two parts, of four, and pairs sorted from two lines
+ * of the source or from four halves, or NULL. */
 struct movers {
+    liner lines[4];
     mover runs, strided[3], gather[3], transpose[3], weave[2][3], unweave[2][3];
 };
 
@@ -87,6 +99,7 @@ struct movers {
 #endif
 #include "_bfp.h"
 #include "_convert.h"
+#include "_lines.h"
 #include "_move.h"
 #include "_stream.h"
 #undef FN

@@ -234,6 +234,9 @@ PICK_APART(2, u16, v2, 8, EVEN2, ODD2)
 PICK_APART(4, u32, v4, 4, EVEN4, ODD4)
 
 static const struct movers FN(movers) = {
+#ifdef WITH_AVX512
+    .lines = {FN(line_halves), FN(line_quarters), FN(line_pairs), FN(line_words)},
+#endif
     .runs = FN(move_runs),
     .strided = {FN(strided1), FN(strided2), FN(strided4)},
     .gather = {FN(gather1), FN(gather2), FN(gather4)},

@@ -10,7 +10,7 @@
  */
 #include <stddef.h>
 
-#include "_mover.h"
+#include "_liner.h"
 
 /* Bytes of a scratch, of elements of the widest kind that a box is held in. */
 #define ROOM (32 << 10)
@@ -22,7 +22,7 @@ struct room {
 /* Contiguous elements from which on a run is converted where it lies, without being moved first. */
 #define LONG 64
 
-enum { COPY, KEEP, PIPE, SLOW };
+enum { COPY, KEEP, PIPE, SLOW, WHOLE_LINES };
 
 struct nest {
     int kind, outer, inner, mid, moves, converts;
@@ -34,6 +34,9 @@ struct nest {
     int lines;                                        /* whether these are whole lines, if the box begins on one */
     int64_t unit;                                     /* elements of one token that are contiguous in the target */
     int unit_level;
+    const uint8_t *ahead[2]; /* what is asked for meanwhile */
+    const uint8_t *other;    /* where the second piece of a bundle begins */
+    struct lines line;
     struct move move, put; /* put: the image into the target */
     fusion fused;   /* moves and converts at once, or NULL */
     fission parted; /* decodes and moves at once, or NULL */
@@ -43,34 +46,6 @@ struct nest {
 };
 
 static int width_of(int codec) { return BITS[codec] / 8; }
-
-/* Do the innermost loops fill whole groups of the target, each of one token?  Cuts the loop that reaches beyond a group. */
-static int fill_groups(struct loop *l, int *count, int64_t size)
-{
-    int64_t filled = 1;
-    int i = *count;
-    while (filled < size) {
-        if (--i < 0 || l[i].dst != filled || l[i].row)
-            return 0;
-        if (filled * l[i].ext > size) {
-            int64_t low = size / filled;
-            if (size % filled || l[i].ext % low || *count > MAX_LOOPS)
-                return 0;
-            memmove(&l[i + 1], &l[i], (size_t)(*count - i) * sizeof *l);
-            ++*count;
-            l[i + 1].ext = low;
-            l[i] = (struct loop){l[i].ext / low, l[i].src * low, l[i].dst * low, l[i].row * low, l[i].col * low};
-            i++;
-            filled = size;
-        } else {
-            filled *= l[i].ext;
-        }
-    }
-    while (--i >= 0)
-        if (l[i].dst % size)
-            return 0;
-    return filled == size;
-}
 
 static int chains(const struct loop *a, const struct loop *b, int whole)
 {
@@ -170,7 +145,7 @@ static void plan_fused(struct nest *t, float factor)
 }
 
 /* What is done with the box that the loops `in` are; 0 where tables do not hold it. */
-static int plan_box(struct nest *t)
+static int plan_box(struct nest *t, int whole)
 {
     struct work *w = &t->work;
     const int64_t size = group_of(w->dst_codec), bits = BITS[w->dst_codec];
@@ -184,6 +159,15 @@ static int plan_box(struct nest *t)
     t->unit = 1;
     for (t->unit_level = t->inner; t->unit_level > level && !t->in[t->unit_level - 1].row; t->unit_level--)
         t->unit *= t->in[t->unit_level - 1].ext;
+#if defined(X86)
+    if (whole && w->same && size == 1 && plan_lines(&t->line, t->in, t->inner, width_of(w->src_codec))) {
+        t->kind = WHOLE_LINES;
+        t->lines = 1;
+        return 1;
+    }
+#else
+    (void)whole;
+#endif
     if (w->same && size == 1 && t->out * width_of(w->src_codec) < 8) {
         struct loop l[MAX_LOOPS + 2];
         const int n = merge(t->in, t->inner, l), width = width_of(w->src_codec);
@@ -262,7 +246,7 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
 {
     struct loop l[MAX_LOOPS + 2];
     int count = 0;
-    memset(t, 0, offsetof(struct nest, move));
+    memset(t, 0, offsetof(struct nest, line));
     for (int i = 0; i < n; i++) {
         if (loops[i].ext == 1)
             continue;
@@ -276,7 +260,7 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
     }
     t->work = *facts;
     const int64_t size = group_of(t->work.dst_codec), most = most_elements(&t->work);
-    if (size > 1 && !fill_groups(l, &count, size))
+    if (size > 1 && !fill_stretches(l, &count, size, 1))
         return 0;
     /* As many loops as fit, from the innermost on; one that is too long is cut, as long as that gives a box worth while. */
     int from = count;
@@ -300,7 +284,7 @@ static int build(struct nest *t, const struct loop *loops, int n, int whole, con
         t->inner = count - from;
         memcpy(t->loop, l, (size_t)from * sizeof *l);
         memcpy(t->in, l + from, (size_t)(count - from) * sizeof *l);
-        if (plan_box(t))
+        if (plan_box(t, whole))
             break;
         if (from == count)
             return 0;

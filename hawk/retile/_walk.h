@@ -127,12 +127,21 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
 
 static const int64_t WHOLE[3] = {0, INT64_MAX, INT64_MAX};
 
+static void put_lines(const struct nest *t, const uint8_t *one, const uint8_t *other, uint8_t *to, int stream)
+{
+    const uint8_t *const from[2] = {one, other};
+    t->line.run(&t->line, from, to, t->ahead, stream && ((uintptr_t)to & 63) == 0);
+}
+
 static void box(const struct nest *t, int64_t s, int64_t d, int stream)
 {
     const struct work *w = &t->work;
     const int64_t src_size = group_of(w->src_codec);
     if (t->kind == SLOW || (s % src_size && !t->span)) {
         edge_box(t, s, d, 0, 0, WHOLE);
+    } else if (t->kind == WHOLE_LINES) {
+        const int64_t width = width_of(w->dst_codec);
+        put_lines(t, w->src + s * width, t->other + s * width, w->dst + d * width, stream);
     } else if (t->kind == COPY) {
         const int64_t width = width_of(w->dst_codec);
         uint8_t *to = w->dst + d * width;

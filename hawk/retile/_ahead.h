@@ -1,0 +1,247 @@
+/* The pieces of a call carried out, and what they read asked for ahead. */
+#include "_call.h"
+
+/* Lines of a whole piece on one side, as byte offsets from its first element; `lines` is 0 where there are so many that the
+ * hardware sees ahead by itself.  A page is small and the next one anywhere, so that even what is contiguous is told. */
+#define MAX_LINES 96
+struct ahead {
+    int lines;
+    int64_t at[MAX_LINES];
+};
+
+static void look_ahead(struct ahead *a, const struct call *c, int target)
+{
+    struct loop l[MAX_LOOPS];
+    int n = 0, bits = BITS[target ? c->whole.work.dst_codec : c->whole.work.src_codec];
+    a->lines = 0;
+    for (int i = 0; i < c->loops; i++) { /* by stride, smallest first */
+        if (c->loop[i].ext == 1)
+            continue;
+        int64_t step = target ? c->loop[i].dst : c->loop[i].src;
+        int k = n++;
+        for (; k > 0 && l[k - 1].src > step; k--)
+            l[k] = l[k - 1];
+        l[k] = (struct loop){c->loop[i].ext, step, 0, 0, 0};
+    }
+    int64_t run = 1, lines = 1;
+    int first = 0;
+    while (first < n && l[first].src == run)
+        run *= l[first++].ext;
+    int64_t bytes = run * bits / 8;
+    lines = (bytes + 63) / 64;
+    if (lines > MAX_LINES)
+        return;
+    for (int i = first; i < n; i++)
+        if (__builtin_mul_overflow(lines, l[i].ext, &lines) || lines > MAX_LINES)
+            return;
+    for (int64_t k = 0; k < lines; k++) {
+        int64_t rest = k / ((bytes + 63) / 64), at = k % ((bytes + 63) / 64) * 64;
+        for (int i = first; i < n; i++) {
+            at += rest % l[i].ext * l[i].src * bits / 8;
+            rest /= l[i].ext;
+        }
+        a->at[k] = at;
+    }
+    a->lines = (int)lines;
+}
+
+
+/* Pieces between a prefetch and its use, and bytes where these are few. */
+#define AHEAD 2
+#define AHEAD_BYTES 4096
+
+/* Bytes of a group at most, for it has to stay in the second cache until it is read. */
+#define GROUP_BYTES (256 << 10)
+
+/* Pieces [first, last) whose places in the source lie among each other: they are asked for as one, in the order of addresses,
+ * while the group before is carried out.  The hardware sees that order and hurries ahead of it. */
+struct group {
+    int64_t first, last;
+    const uint8_t *from; /* NULL where the pieces leave gaps */
+    int64_t bytes;
+};
+
+/* What `execute` goes through: pieces are looked at once, some way ahead, and kept until they are carried out. */
+#define COLUMNS_AHEAD 48
+#define RING 256
+#define GROUP_PIECES 96
+struct course {
+    const struct call *c;
+    int64_t end, loaded, span, each; /* bytes of a piece: from its first to its last, and its elements' own */
+    struct group group[2]; /* in turn: what is carried out, and what comes next */
+    int now;
+    int64_t far; /* pieces */
+    struct ahead from, into;
+    struct inspection seen;
+    struct piece at[RING];
+};
+
+/* Piece i; where it does not fit the course ends before it. */
+static const struct piece *piece(struct course *o, int64_t i)
+{
+    if (i >= o->loaded) {
+        int64_t last = i + 16 < o->end ? i + 16 : o->end;
+        for (int k = 0; k < COLUMNS; k++)
+            for (int64_t j = 0; j < 16; j += 8)
+                __builtin_prefetch(o->c->column[k] + i + COLUMNS_AHEAD + j, 0, 3);
+        for (; o->loaded < last; o->loaded++)
+            if (!inspect(o->c, o->loaded, &o->seen, &o->at[o->loaded % RING])) {
+                o->at[o->loaded % RING].whole = 0;
+                last = o->end = o->loaded;
+            }
+    }
+    return &o->at[i % RING];
+}
+
+static const struct piece *whole_piece(struct course *o, int64_t i)
+{
+    const struct piece *p = i < o->end ? piece(o, i) : NULL;
+    return p && i < o->end && p->whole ? p : NULL;
+}
+
+/* Written field by field, and never copied: a load that is wider than the stores before it waits for these, and they for all
+ * that goes past the caches. */
+static void find_group(struct course *o, int64_t first, struct group *g)
+{
+    const struct piece *p = whole_piece(o, first);
+    int64_t last = first + 1;
+    g->first = first;
+    g->from = NULL;
+    if (p) {
+        const uint8_t *from = p->from;
+        uintptr_t low = (uintptr_t)from, high = low + (uintptr_t)o->span;
+        for (; last < first + GROUP_PIECES && (p = whole_piece(o, last)); last++) {
+            uintptr_t at = (uintptr_t)p->from, behind = at + (uintptr_t)o->span;
+            if (at < low || at >= high || behind > low + GROUP_BYTES)
+                break;
+            high = behind > high ? behind : high;
+        }
+        g->bytes = (int64_t)(high - low);
+        if ((last - first) * o->each >= g->bytes - (g->bytes >> 2))
+            g->from = from;
+    }
+    g->last = last;
+}
+
+/* Where the lines begin that are asked for while piece i is carried out; NULL where the table of lines has to tell. */
+static const uint8_t *ask(struct course *o, int64_t i)
+{
+    while (i >= o->group[o->now].last) {
+        o->now ^= 1;
+        find_group(o, o->group[o->now].last, &o->group[o->now ^ 1]);
+    }
+    const struct group *now = &o->group[o->now], *next = &o->group[o->now ^ 1];
+    if (!next->from)
+        return NULL;
+    if (now->last - now->first == 1) { /* the next piece alone may be too late */
+        const struct piece *far = whole_piece(o, i + o->far);
+        return far ? far->from : next->from;
+    }
+    int64_t done = (i - now->first) * o->each;
+    return next->from + (done + o->each <= next->bytes ? done : 0);
+}
+
+static void ask_lines(const struct ahead *a, const uint8_t *from)
+{
+    for (int k = 0; k < a->lines; k++)
+        __builtin_prefetch(from + a->at[k], 0, 2);
+}
+
+/* Lines of a target that more than one piece fills: two pieces that follow each other on it, as one.  How far the second
+ * lies behind the first, in elements, or 0. */
+static int64_t bundle(struct call *c, struct course *o, int64_t begin)
+{
+    struct loop l[MAX_LOOPS];
+    int n = c->loops;
+    const struct piece *a = whole_piece(o, begin), *b = whole_piece(o, begin + 1);
+    if (!a || !b || a->dst != b->dst || a->d >= b->d || n >= MAX_LOOPS || c->last_src >= APART)
+        return 0;
+    const int64_t apart = b->d - a->d;
+    memcpy(l, c->loop, sizeof l);
+    for (; n > 0 && l[n - 1].dst < apart; n--)
+        l[n] = l[n - 1];
+    l[n] = (struct loop){2, APART, apart, 0, 0};
+    if (!build(&c->paired, l, c->loops + 1, 1, &c->whole.work) || c->paired.kind != WHOLE_LINES)
+        return 0;
+    for (int k = 0; k < c->paired.outer; k++)
+        if (c->paired.loop[k].src >= APART)
+            return 0;
+    /* Where a piece fills lines by itself, two pay if they write twice as much in a row. */
+    return c->whole.kind != WHOLE_LINES || c->paired.line.second == 64 ? apart : 0;
+}
+
+/* Carry out [begin, end); 0, and `bad` says where, if a piece does not fit. */
+static int execute(struct call *c, struct course *o, int64_t begin, int64_t end, int flags, struct misfit *bad)
+{
+    struct nest *t = &c->whole;
+    const int stream = (flags & STREAM) != 0, bits = BITS[t->work.src_codec];
+    memset(o, 0, offsetof(struct course, at));
+    o->c = c;
+    o->end = end;
+    o->loaded = begin;
+    o->seen = (struct inspection){.seen = {-1, -1, -1}, .reach = -1};
+    o->span = (c->last_src + 1) * bits / 8;
+    o->each = bits;
+    for (int i = 0; i < c->loops; i++)
+        o->each *= c->loop[i].ext;
+    o->each /= 8;
+    o->far = o->each < AHEAD_BYTES ? AHEAD_BYTES / o->each : 1;
+    look_ahead(&o->from, c, 0);
+    look_ahead(&o->into, c, 1);
+    const int64_t apart = bundle(c, o, begin);
+    o->group[0].last = begin; /* nothing yet */
+    find_group(o, begin, &o->group[1]);
+    if (stream && (apart || t->lines))
+        o->into.lines = 0; /* what goes past the caches is not read first */
+    t->move.far = !o->from.lines;
+    for (int64_t i = begin; i < o->end; i++) {
+        const struct piece *p = piece(o, i), *far;
+        if (i >= o->end)
+            break;
+        if (!p->whole) {
+            int64_t limit[3] = {c->column[LO][i], c->column[HI][i], c->column[COLS][i]};
+            prepare(&c->partial, c, p);
+            walk_partial(&c->partial, 0, p->s, p->d, 0, 0, limit);
+            continue;
+        }
+        const uint8_t *meanwhile = ask(o, i);
+        if (o->into.lines && (far = whole_piece(o, i + AHEAD)))
+            ask_lines(&o->into, far->to);
+        const struct piece *second = apart ? whole_piece(o, i + 1) : NULL;
+        if (second && second->dst == p->dst && second->d == p->d + apart) {
+            struct nest *two = &c->paired;
+            prepare(two, c, p);
+            two->ahead[0] = meanwhile ? meanwhile : p->from;
+            meanwhile = ask(o, ++i);
+            two->ahead[1] = meanwhile ? meanwhile : second->from;
+            if (two->outer) {
+                two->other = second->from - (p->s * bits >> 3);
+                walk(two, 0, p->s, p->d, stream);
+            } else {
+                put_lines(two, p->from, second->from, p->to, stream);
+            }
+            continue;
+        }
+        prepare(t, c, p);
+        if (t->kind == WHOLE_LINES) {
+            t->ahead[0] = meanwhile ? meanwhile : p->from;
+            t->ahead[1] = t->ahead[0] + (o->each >> 1);
+            if (!t->outer) {
+                put_lines(t, p->from, NULL, p->to, stream);
+                continue;
+            }
+        } else if (meanwhile) {
+            for (int k = 0; k < o->from.lines; k++)
+                __builtin_prefetch(meanwhile + 64 * k, 0, 2);
+        } else if ((far = whole_piece(o, i + AHEAD))) {
+            ask_lines(&o->from, far->from);
+        }
+        walk(t, 0, p->s, p->d, stream);
+    }
+#if defined(X86)
+    if (stream)
+        _mm_sfence();
+#endif
+    *bad = o->seen.bad;
+    return o->end == end;
+}

@@ -1,0 +1,88 @@
+/* Whole lines of the target, put together in registers.  Included for AVX-512 alone: a register is a line there.
+ *
+ * A line is of parts that are contiguous in the source, or two lines are of four such parts of 32 bytes whose elements go to
+ * the one or the other.  Few instructions a line matter more than anything else here: the processor looks so far ahead that it
+ * reads the next pieces meanwhile, and how many of these it sees is a question of how long a piece is.
+ */
+
+TARGET static ALWAYS __m512i FN(two_halves)(const uint8_t *a, const uint8_t *b)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)a)),
+                              _mm256_loadu_si256((const __m256i *)(const void *)b), 1);
+}
+
+TARGET static ALWAYS void FN(put_line)(uint8_t *to, __m512i line, int past)
+{
+    if (past)
+        _mm512_stream_si512((void *)to, line);
+    else
+        _mm512_storeu_si512(to, line);
+}
+
+/* `parts` is 2 or 4: a line is of so many. */
+TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead,
+                                         int parts, int past)
+{
+    const uint8_t *part[4];
+    for (int i = 0; i < 4; i++)
+        part[i] = from[m->of[i]] + m->part[i];
+    const uint8_t *soon = ahead[0];
+    const int64_t count = m->count;
+    for (int64_t k = 0; k < count; k++, soon += 64) {
+        const int64_t at = m->at[k];
+        __m512i line;
+        __builtin_prefetch(soon, 0, 2);
+        if (parts == 2) {
+            line = FN(two_halves)(part[0] + at, part[1] + at);
+        } else {
+            line = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)(part[0] + at)));
+            line = _mm512_inserti32x4(line, _mm_loadu_si128((const __m128i *)(const void *)(part[1] + at)), 1);
+            line = _mm512_inserti32x4(line, _mm_loadu_si128((const __m128i *)(const void *)(part[2] + at)), 2);
+            line = _mm512_inserti32x4(line, _mm_loadu_si128((const __m128i *)(const void *)(part[3] + at)), 3);
+        }
+        FN(put_line)(to + m->to[k], line, past);
+    }
+}
+
+/* Two lines at a time, of the words of four halves; `full` where these are two lines of the source. */
+TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
+                                         const uint8_t *const *ahead, int full, int past)
+{
+    const __m512i first = _mm512_loadu_si512(m->index[0]), second = _mm512_loadu_si512(m->index[1]);
+    const uint8_t *part[4];
+    for (int i = 0; i < 4; i++)
+        part[i] = from[m->of[i]] + m->part[i];
+    uint8_t *other = to + m->second;
+    const uint8_t *soon[2] = {ahead[0], ahead[1]};
+    const int64_t count = m->count;
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t at = m->at[k];
+        __builtin_prefetch(soon[0] + 64 * k, 0, 2);
+        __builtin_prefetch(soon[1] + 64 * k, 0, 2);
+        __m512i a, b;
+        if (full) {
+            a = _mm512_loadu_si512(part[0] + at);
+            b = _mm512_loadu_si512(part[2] + at);
+        } else {
+            a = FN(two_halves)(part[0] + at, part[1] + at);
+            b = FN(two_halves)(part[2] + at, part[3] + at);
+        }
+        FN(put_line)(to + m->to[k], _mm512_permutex2var_epi16(a, first, b), past);
+        FN(put_line)(other + m->to[k], _mm512_permutex2var_epi16(a, second, b), past);
+    }
+}
+
+#define LINES(NAME, CALL, KIND)                                                                                   \
+    TARGET static void FN(NAME)(const struct lines *m, const uint8_t *const *from, uint8_t *to,                   \
+                                const uint8_t *const *ahead, int past)                                            \
+    {                                                                                                             \
+        if (past)                                                                                                 \
+            FN(CALL)(m, from, to, ahead, KIND, 1);                                                                \
+        else                                                                                                      \
+            FN(CALL)(m, from, to, ahead, KIND, 0);                                                                \
+    }
+LINES(line_halves, fill_lines, 2)
+LINES(line_quarters, fill_lines, 4)
+LINES(line_pairs, sort_words, 1)
+LINES(line_words, sort_words, 0)
+#undef LINES
