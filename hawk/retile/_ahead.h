@@ -62,9 +62,10 @@ struct group {
 };
 
 /* What `execute` goes through: pieces are looked at once, some way ahead, and kept until they are carried out. */
-#define COLUMNS_AHEAD 48
 #define RING 256
-#define GROUP_PIECES 96
+#define GROUP_PIECES 96 /* two groups, and a little more, have to find room in the ring */
+#define BATCH 16
+#define COLUMNS_AHEAD (3 * BATCH)
 struct course {
     const struct call *c;
     int64_t end, loaded, span, each; /* bytes of a piece: from its first to its last, and its elements' own */
@@ -80,9 +81,9 @@ struct course {
 static const struct piece *piece(struct course *o, int64_t i)
 {
     if (i >= o->loaded) {
-        int64_t last = i + 16 < o->end ? i + 16 : o->end;
+        int64_t last = i + BATCH < o->end ? i + BATCH : o->end;
         for (int k = 0; k < COLUMNS; k++)
-            for (int64_t j = 0; j < 16; j += 8)
+            for (int64_t j = 0; j < BATCH; j += 8)
                 __builtin_prefetch(o->c->column[k] + i + COLUMNS_AHEAD + j, 0, 3);
         for (; o->loaded < last; o->loaded++)
             if (!inspect(o->c, o->loaded, &o->seen, &o->at[o->loaded % RING])) {
@@ -117,7 +118,7 @@ static void find_group(struct course *o, int64_t first, struct group *g)
             high = behind > high ? behind : high;
         }
         g->bytes = (int64_t)(high - low);
-        if ((last - first) * o->each >= g->bytes - (g->bytes >> 2))
+        if (o->each >= (g->bytes - (g->bytes >> 2)) / (last - first))
             g->from = from;
     }
     g->last = last;
@@ -133,9 +134,9 @@ static const uint8_t *ask(struct course *o, int64_t i)
     const struct group *now = &o->group[o->now], *next = &o->group[o->now ^ 1];
     if (!next->from)
         return NULL;
-    if (now->last - now->first == 1) { /* the next piece alone may be too late */
+    if (now->last - now->first == 1) { /* the next piece alone would be too late */
         const struct piece *far = whole_piece(o, i + o->far);
-        return far ? far->from : next->from;
+        return far ? far->from : NULL;
     }
     int64_t done = (i - now->first) * o->each;
     return next->from + (done + o->each <= next->bytes ? done : 0);
@@ -154,7 +155,7 @@ static int64_t bundle(struct call *c, struct course *o, int64_t begin)
     struct loop l[MAX_LOOPS];
     int n = c->loops;
     const struct piece *a = whole_piece(o, begin), *b = whole_piece(o, begin + 1);
-    if (!a || !b || a->dst != b->dst || a->d >= b->d || n >= MAX_LOOPS || c->last_src >= APART)
+    if (!movers()->lines[0] || !a || !b || a->dst != b->dst || a->d >= b->d || n >= MAX_LOOPS || c->last_src >= APART)
         return 0;
     const int64_t apart = b->d - a->d;
     memcpy(l, c->loop, sizeof l);
@@ -181,14 +182,16 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
     o->loaded = begin;
     o->seen = (struct inspection){.seen = {-1, -1, -1}, .reach = -1};
     o->span = (c->last_src + 1) * bits / 8;
-    o->each = bits;
+    uint64_t each = (uint64_t)bits; /* of loops that step nowhere it may be anything */
     for (int i = 0; i < c->loops; i++)
-        o->each *= c->loop[i].ext;
-    o->each /= 8;
-    o->far = o->each < AHEAD_BYTES ? AHEAD_BYTES / o->each : 1;
+        each *= (uint64_t)c->loop[i].ext;
+    o->each = (int64_t)(each / 8);
     look_ahead(&o->from, c, 0);
     look_ahead(&o->into, c, 1);
     const int64_t apart = bundle(c, o, begin);
+    o->far = AHEAD;
+    if (apart || t->kind == WHOLE_LINES)
+        o->far = o->each >= AHEAD_BYTES ? 1 : o->each < AHEAD_BYTES / BATCH ? BATCH : AHEAD_BYTES / o->each;
     o->group[0].last = begin; /* nothing yet */
     find_group(o, begin, &o->group[1]);
     if (stream && (apart || t->lines))

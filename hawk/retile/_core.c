@@ -27,6 +27,21 @@ static int take(PyObject *object, Py_buffer *view, int flags, Py_ssize_t word, P
     return 1;
 }
 
+/* Buffers of `o`; words of `word[k]` bytes, writable from `outs` on.  How many were taken. */
+static int take_all(PyObject *const *o, Py_buffer *view, int n, const Py_ssize_t *word, int outs)
+{
+    for (int k = 0; k < n; k++)
+        if (!take(o[k], &view[k], k < outs ? PyBUF_SIMPLE : PyBUF_WRITABLE, word[k], 0))
+            return k;
+    return n;
+}
+
+static void let_go(Py_buffer *view, Py_ssize_t held)
+{
+    while (held > 0)
+        PyBuffer_Release(&view[--held]);
+}
+
 /* All that a call works with but its arguments: too much for the stack of a small thread. */
 struct job {
     struct call call;
@@ -135,8 +150,7 @@ misfit:
         result = Py_BuildValue("(LLLL)", (long long)bad.piece, (long long)bad.column, (long long)bad.got, (long long)bad.limit);
     }
 done:
-    while (held > 0)
-        PyBuffer_Release(&views[--held]);
+    let_go(views, held);
     if (views != few)
         PyMem_Free(views);
     PyMem_Free(memory);
@@ -245,13 +259,13 @@ static PyObject *copy_segments(PyObject *self, PyObject *args)
         return NULL;
     static const Py_ssize_t word[5] = {8, 4, 8, 8, 8};
     Py_buffer view[5];
-    int held = 0;
-    Py_ssize_t n = 0;
-    for (; held < 5; held++) {
-        if (!take(o[held], &view[held], PyBUF_SIMPLE, word[held], held > 1 ? n : 0))
-            goto done;
-        if (held == 1)
-            n = view[1].len / 4;
+    int held = take_all(o, view, 5, word, 5);
+    if (held < 5)
+        goto done;
+    const Py_ssize_t n = view[1].len / 4;
+    if (view[2].len / 8 < n || view[3].len / 8 < n || view[4].len / 8 < n) {
+        PyErr_SetString(PyExc_ValueError, "the tables do not fit each other");
+        goto done;
     }
     Py_BEGIN_ALLOW_THREADS
     copy_all(view[0].buf, view[1].buf, view[2].buf, source, view[3].buf, view[4].buf, n);
@@ -259,8 +273,7 @@ static PyObject *copy_segments(PyObject *self, PyObject *args)
     Py_INCREF(Py_None);
     result = Py_None;
 done:
-    while (held > 0)
-        PyBuffer_Release(&view[--held]);
+    let_go(view, held);
     return result;
 }
 

@@ -60,7 +60,7 @@ TARGET static void FN(move_runs)(const struct move *m, const uint8_t *from, uint
     }
 
 /* `nb` source runs of `na` elements become `na` target runs of `nb` elements; a_at and b_at say where these begin. */
-#define TRANSPOSE(W, T, V, N, LOW, HIGH)                                                                          \
+#define TRANSPOSE(W, V, N, LOW, HIGH)                                                                             \
     TARGET static ALWAYS void FN(zip##W)(const uint8_t *a, const uint8_t *b, uint8_t *to)                         \
     {                                                                                                             \
         V x, y, z;                                                                                                \
@@ -148,7 +148,7 @@ TARGET static void FN(move_runs)(const struct move *m, const uint8_t *from, uint
     }
 
 /* A contiguous source run of `nb` pairs, or fours, becomes two runs, or four, of `nb` elements. */
-#define PICK_APART(W, T, V, N, EVEN, ODD)                                                                         \
+#define PICK_APART(W, V, N, EVEN, ODD)                                                                            \
     TARGET static ALWAYS void FN(unzip##W)(const uint8_t *from, uint8_t *even, uint8_t *odd)                      \
     {                                                                                                             \
         V x, y, z;                                                                                                \
@@ -226,12 +226,12 @@ STRIDED(4, u32)
 GATHER(1, uint8_t)
 GATHER(2, u16)
 GATHER(4, u32)
-TRANSPOSE(1, uint8_t, v1, 16, LOW1, HIGH1)
-TRANSPOSE(2, u16, v2, 8, LOW2, HIGH2)
-TRANSPOSE(4, u32, v4, 4, LOW4, HIGH4)
-PICK_APART(1, uint8_t, v1, 16, EVEN1, ODD1)
-PICK_APART(2, u16, v2, 8, EVEN2, ODD2)
-PICK_APART(4, u32, v4, 4, EVEN4, ODD4)
+TRANSPOSE(1, v1, 16, LOW1, HIGH1)
+TRANSPOSE(2, v2, 8, LOW2, HIGH2)
+TRANSPOSE(4, v4, 4, LOW4, HIGH4)
+PICK_APART(1, v1, 16, EVEN1, ODD1)
+PICK_APART(2, v2, 8, EVEN2, ODD2)
+PICK_APART(4, v4, 4, EVEN4, ODD4)
 
 static const struct movers FN(movers) = {
 #ifdef WITH_AVX512

@@ -99,15 +99,6 @@ static int64_t deal(const struct deal *d, struct stretch *work, int64_t *begin)
     return rows;
 }
 
-/* Buffers of `o`; words of `word[k]` bytes, writable from `outs` on.  How many were taken. */
-static int take_all(PyObject *const *o, Py_buffer *view, int n, const Py_ssize_t *word, int outs)
-{
-    for (int k = 0; k < n; k++)
-        if (!take(o[k], &view[k], k < outs ? PyBUF_SIMPLE : PyBUF_WRITABLE, word[k], 0))
-            return k;
-    return n;
-}
-
 static PyObject *bind_runs(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -157,8 +148,7 @@ static PyObject *bind_runs(PyObject *self, PyObject *args)
 done:
     PyMem_Free(work);
     PyMem_Free(begin);
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
 
@@ -202,8 +192,7 @@ static PyObject *bind_pieces(PyObject *self, PyObject *args)
     Py_INCREF(Py_None);
     result = Py_None;
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
 
@@ -258,7 +247,6 @@ static PyObject *spread_rows(PyObject *self, PyObject *args)
     Py_INCREF(Py_None);
     result = Py_None;
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
