@@ -148,27 +148,45 @@ static void ask_lines(const struct ahead *a, const uint8_t *from)
         __builtin_prefetch(from + a->at[k], 0, 2);
 }
 
-/* Lines of a target that more than one piece fills: two pieces that follow each other on it, as one.  How far the second
- * lies behind the first, in elements, or 0. */
-static int64_t bundle(struct call *c, struct course *o, int64_t begin)
+/* Lines of the target that several pieces fill, and pieces that lie beside each other on it. */
+struct bundle {
+    int pieces;    /* 0 where there are none */
+    int64_t apart; /* elements of the target from one to the next */
+};
+
+static struct bundle find_bundle(struct call *c, struct course *o, int64_t begin)
 {
-    struct loop l[MAX_LOOPS];
-    int n = c->loops;
+    const struct bundle none = {0, 0};
     const struct piece *a = whole_piece(o, begin), *b = whole_piece(o, begin + 1);
-    if (!movers()->lines[0] || !a || !b || a->dst != b->dst || a->d >= b->d || n >= MAX_LOOPS || c->last_src >= APART)
-        return 0;
+    if (!movers()->lines[0] || !a || !b || a->dst != b->dst || a->d >= b->d || c->loops >= MAX_LOOPS || c->last_src >= APART)
+        return none;
     const int64_t apart = b->d - a->d;
-    memcpy(l, c->loop, sizeof l);
-    for (; n > 0 && l[n - 1].dst < apart; n--)
-        l[n] = l[n - 1];
-    l[n] = (struct loop){2, APART, apart, 0, 0};
-    if (!build(&c->paired, l, c->loops + 1, 1, &c->whole.work) || c->paired.kind != WHOLE_LINES)
-        return 0;
-    for (int k = 0; k < c->paired.outer; k++)
-        if (c->paired.loop[k].src >= APART)
+    for (int pieces = 4; pieces > 1; pieces /= 2) {
+        struct loop l[MAX_LOOPS];
+        int n = c->loops;
+        memcpy(l, c->loop, sizeof l);
+        for (; n > 0 && l[n - 1].dst < apart; n--)
+            l[n] = l[n - 1];
+        l[n] = (struct loop){pieces, APART, apart, 0, 0};
+        if (build(&c->bundled, l, c->loops + 1, 1, &c->whole.work) && c->bundled.kind == WHOLE_LINES && !c->bundled.outer &&
+            (c->whole.kind != WHOLE_LINES || c->bundled.line.second == 64)) /* else one alone writes as much in a row */
+            return (struct bundle){pieces, apart};
+    }
+    return none;
+}
+
+/* Does piece i begin a bundle?  Then `from` are its pieces. */
+static int go_together(struct course *o, const struct bundle *b, int64_t i, const uint8_t **from)
+{
+    const struct piece *first = whole_piece(o, i);
+    from[0] = first->from;
+    for (int k = 1; k < b->pieces; k++) {
+        const struct piece *p = whole_piece(o, i + k);
+        if (!p || p->dst != first->dst || p->d != first->d + k * b->apart)
             return 0;
-    /* Where a piece fills lines by itself, two pay if they write twice as much in a row. */
-    return c->whole.kind != WHOLE_LINES || c->paired.line.second == 64 ? apart : 0;
+        from[k] = p->from;
+    }
+    return 1;
 }
 
 /* Carry out [begin, end); 0, and `bad` says where, if a piece does not fit. */
@@ -188,13 +206,13 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
     o->each = (int64_t)(each / 8);
     look_ahead(&o->from, c, 0);
     look_ahead(&o->into, c, 1);
-    const int64_t apart = bundle(c, o, begin);
+    const struct bundle bundle = find_bundle(c, o, begin);
     o->far = AHEAD;
-    if (apart || t->kind == WHOLE_LINES)
+    if (bundle.pieces || t->kind == WHOLE_LINES)
         o->far = o->each >= AHEAD_BYTES ? 1 : o->each < AHEAD_BYTES / BATCH ? BATCH : AHEAD_BYTES / o->each;
     o->group[0].last = begin; /* nothing yet */
     find_group(o, begin, &o->group[1]);
-    if (stream && (apart || t->lines))
+    if (stream && (bundle.pieces || t->lines))
         o->into.lines = 0; /* what goes past the caches is not read first */
     t->move.far = !o->from.lines;
     for (int64_t i = begin; i < o->end; i++) {
@@ -210,19 +228,12 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
         const uint8_t *meanwhile = ask(o, i);
         if (o->into.lines && (far = whole_piece(o, i + AHEAD)))
             ask_lines(&o->into, far->to);
-        const struct piece *second = apart ? whole_piece(o, i + 1) : NULL;
-        if (second && second->dst == p->dst && second->d == p->d + apart) {
-            struct nest *two = &c->paired;
-            prepare(two, c, p);
-            two->ahead[0] = meanwhile ? meanwhile : p->from;
-            meanwhile = ask(o, ++i);
-            two->ahead[1] = meanwhile ? meanwhile : second->from;
-            if (two->outer) {
-                two->other = second->from - (p->s * bits >> 3);
-                walk(two, 0, p->s, p->d, stream);
-            } else {
-                put_lines(two, p->from, second->from, p->to, stream);
-            }
+        const uint8_t *from[4];
+        if (bundle.pieces && go_together(o, &bundle, i, from)) {
+            struct nest *many = &c->bundled;
+            for (int k = 0; k < bundle.pieces; k++, meanwhile = k < bundle.pieces ? ask(o, ++i) : NULL)
+                many->ahead[k] = meanwhile ? meanwhile : from[k];
+            put_lines(many, from, p->to, stream);
             continue;
         }
         prepare(t, c, p);
@@ -230,7 +241,8 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
             t->ahead[0] = meanwhile ? meanwhile : p->from;
             t->ahead[1] = t->ahead[0] + (o->each >> 1);
             if (!t->outer) {
-                put_lines(t, p->from, NULL, p->to, stream);
+                from[0] = p->from;
+                put_lines(t, from, p->to, stream);
                 continue;
             }
         } else if (meanwhile) {

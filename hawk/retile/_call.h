@@ -8,7 +8,7 @@ struct call {
     const int64_t *column[COLUMNS];
     Py_buffer *src, *dst;
     /* What follows is large, and made where it is needed. */
-    struct nest whole, paired, partial; /* paired: two pieces that fill lines together */
+    struct nest whole, bundled, partial; /* bundled: pieces that fill lines together */
     struct room room;
 };
 

@@ -29,6 +29,7 @@ struct lines {
     void (*run)(const struct lines *, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead, int past);
     int of[4];               /* the piece that a part is of, where several are moved together */
     int64_t part[4], second; /* second: of a pair, from the first */
+    int64_t beside;          /* the same pair of the two pieces behind these, from this one; 0 for none */
     int64_t count, at[MAX_RUNS], to[MAX_RUNS];
     uint16_t index[2][32]; /* words of the parts */
 };
@@ -62,9 +63,9 @@ struct converters {
 };
 
 /* By width: 1, 2 and 4 bytes; of twos and of fours.  Lines of two parts, of four, and pairs sorted from two lines
- * of the source or from four halves, or NULL. */
+ * of the source or from four halves, once and twice, or NULL. */
 struct movers {
-    liner lines[4];
+    liner lines[5];
     mover runs, strided[3], gather[3], transpose[3], weave[2][3], unweave[2][3];
 };
 

@@ -146,9 +146,15 @@ static int plan_lines(struct lines *m, const struct loop *loops, int n, int widt
     spread(&l[outers], n - outers, 0, at, size);
     if (!fill_line(m, l, outers, at, width))
         return 0;
-    for (int i = 0; i < outers; i++)
-        if (l[i].src >= APART && l[i].ext > 1)
+    for (int i = 0; i < outers; i++) {
+        if (l[i].src < APART || l[i].ext == 1)
+            continue;
+        if (l[i].src != 2 * APART || l[i].ext != 2 || m->run != movers()->lines[3])
             return 0;
+        m->run = movers()->lines[4];
+        m->beside = l[i].dst * width;
+        l[i] = (struct loop){1, 0, 0, 0, 0};
+    }
     m->count = spread(l, outers, 0, m->at, MAX_RUNS);
     if (m->count < 0)
         return 0;

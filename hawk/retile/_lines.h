@@ -44,45 +44,53 @@ TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *c
     }
 }
 
-/* Two lines at a time, of the words of four halves; `full` where these are two lines of the source. */
+/* Two lines at a time, of the words of four halves; `full` where these are two lines of the source.  `twins` is 2 where the two
+ * pieces behind fill the lines beside: memory takes what is longer in a row at a better rate. */
 TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
-                                         const uint8_t *const *ahead, int full, int past)
+                                         const uint8_t *const *ahead, int full, int twins, int past)
 {
     const __m512i first = _mm512_loadu_si512(m->index[0]), second = _mm512_loadu_si512(m->index[1]);
-    const uint8_t *part[4];
-    for (int i = 0; i < 4; i++)
-        part[i] = from[m->of[i]] + m->part[i];
-    uint8_t *other = to + m->second;
-    const uint8_t *soon[2] = {ahead[0], ahead[1]};
-    const int64_t count = m->count;
+    const uint8_t *part[2][4], *soon[4];
+    for (int i = 0; i < 4; i++) {
+        part[0][i] = from[m->of[i]] + m->part[i];
+        part[1][i] = twins == 2 ? from[m->of[i] + 2] + m->part[i] : NULL;
+        soon[i] = i < 2 * twins ? ahead[i] : NULL;
+    }
+    const int64_t count = m->count, other = m->second, beside = m->beside;
     for (int64_t k = 0; k < count; k++) {
         const int64_t at = m->at[k];
-        __builtin_prefetch(soon[0] + 64 * k, 0, 2);
-        __builtin_prefetch(soon[1] + 64 * k, 0, 2);
-        __m512i a, b;
-        if (full) {
-            a = _mm512_loadu_si512(part[0] + at);
-            b = _mm512_loadu_si512(part[2] + at);
-        } else {
-            a = FN(two_halves)(part[0] + at, part[1] + at);
-            b = FN(two_halves)(part[2] + at, part[3] + at);
+        uint8_t *into = to + m->to[k];
+        __m512i a[2], b[2];
+        for (int i = 0; i < 2 * twins; i++)
+            __builtin_prefetch(soon[i] + 64 * k, 0, 2);
+        for (int i = 0; i < twins; i++) {
+            if (full) {
+                a[i] = _mm512_loadu_si512(part[i][0] + at);
+                b[i] = _mm512_loadu_si512(part[i][2] + at);
+            } else {
+                a[i] = FN(two_halves)(part[i][0] + at, part[i][1] + at);
+                b[i] = FN(two_halves)(part[i][2] + at, part[i][3] + at);
+            }
         }
-        FN(put_line)(to + m->to[k], _mm512_permutex2var_epi16(a, first, b), past);
-        FN(put_line)(other + m->to[k], _mm512_permutex2var_epi16(a, second, b), past);
+        for (int i = 0; i < twins; i++)
+            FN(put_line)(into + i * beside, _mm512_permutex2var_epi16(a[i], first, b[i]), past);
+        for (int i = 0; i < twins; i++)
+            FN(put_line)(into + other + i * beside, _mm512_permutex2var_epi16(a[i], second, b[i]), past);
     }
 }
 
-#define LINES(NAME, CALL, KIND)                                                                                   \
+#define LINES(NAME, CALL, ...)                                                                                    \
     TARGET static void FN(NAME)(const struct lines *m, const uint8_t *const *from, uint8_t *to,                   \
                                 const uint8_t *const *ahead, int past)                                            \
     {                                                                                                             \
         if (past)                                                                                                 \
-            FN(CALL)(m, from, to, ahead, KIND, 1);                                                                \
+            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 1);                                                         \
         else                                                                                                      \
-            FN(CALL)(m, from, to, ahead, KIND, 0);                                                                \
+            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 0);                                                         \
     }
 LINES(line_halves, fill_lines, 2)
 LINES(line_quarters, fill_lines, 4)
-LINES(line_pairs, sort_words, 1)
-LINES(line_words, sort_words, 0)
+LINES(line_pairs, sort_words, 1, 1)
+LINES(line_words, sort_words, 0, 1)
+LINES(line_twins, sort_words, 0, 2)
 #undef LINES

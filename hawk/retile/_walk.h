@@ -127,9 +127,9 @@ static void pipe_box(const struct nest *t, int64_t s, int64_t d, int stream)
 
 static const int64_t WHOLE[3] = {0, INT64_MAX, INT64_MAX};
 
-static void put_lines(const struct nest *t, const uint8_t *one, const uint8_t *other, uint8_t *to, int stream)
+/* `from` are the pieces that fill lines together. */
+static void put_lines(const struct nest *t, const uint8_t *const *from, uint8_t *to, int stream)
 {
-    const uint8_t *const from[2] = {one, other};
     t->line.run(&t->line, from, to, t->ahead, stream && ((uintptr_t)to & 63) == 0);
 }
 
@@ -141,7 +141,8 @@ static void box(const struct nest *t, int64_t s, int64_t d, int stream)
         edge_box(t, s, d, 0, 0, WHOLE);
     } else if (t->kind == WHOLE_LINES) {
         const int64_t width = width_of(w->dst_codec);
-        put_lines(t, w->src + s * width, t->other + s * width, w->dst + d * width, stream);
+        const uint8_t *const from[1] = {w->src + s * width};
+        put_lines(t, from, w->dst + d * width, stream);
     } else if (t->kind == COPY) {
         const int64_t width = width_of(w->dst_codec);
         uint8_t *to = w->dst + d * width;
