@@ -63,9 +63,9 @@ struct converters {
 };
 
 /* By width: 1, 2 and 4 bytes; of twos and of fours.  Lines of two parts, of four, and pairs sorted from two lines
- * of the source or from four halves, once and twice, or NULL. */
+ * of the source or from four halves, once and twice, lines as they are, or NULL. */
 struct movers {
-    liner lines[5];
+    liner lines[6];
     mover runs, strided[3], gather[3], transpose[3], weave[2][3], unweave[2][3];
 };
 

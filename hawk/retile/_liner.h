@@ -102,8 +102,14 @@ static int fill_line(struct lines *m, struct loop *outer, int outers, int64_t *a
     int run = 1;
     while (run < size && at[run] == at[run - 1] + 1)
         run++;
-    if (run == size)
-        return 0; /* a copy does */
+    if (run == size) {
+        for (int k = 0; k < outers; k++)
+            if (outer[k].src == size && outer[k].dst == size)
+                return 0; /* what is longer is copied */
+        m->run = movers()->lines[5];
+        set_part(m, 0, at[0], width);
+        return 1;
+    }
     /* Of two pieces a line each, side by side. */
     for (int k = 0; k < outers; k++)
         if (outer[k].src == APART)

@@ -19,7 +19,7 @@ TARGET static ALWAYS void FN(put_line)(uint8_t *to, __m512i line, int past)
         _mm512_storeu_si512(to, line);
 }
 
-/* `parts` is 2 or 4: a line is of so many. */
+/* `parts` is 1, 2 or 4: a line is of so many. */
 TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead,
                                          int parts, int past)
 {
@@ -32,7 +32,9 @@ TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *c
         const int64_t at = m->at[k];
         __m512i line;
         __builtin_prefetch(soon, 0, 2);
-        if (parts == 2) {
+        if (parts == 1) {
+            line = _mm512_loadu_si512(part[0] + at);
+        } else if (parts == 2) {
             line = FN(two_halves)(part[0] + at, part[1] + at);
         } else {
             line = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)(part[0] + at)));
@@ -88,6 +90,7 @@ TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *c
         else                                                                                                      \
             FN(CALL)(m, from, to, ahead, __VA_ARGS__, 0);                                                         \
     }
+LINES(line_whole, fill_lines, 1)
 LINES(line_halves, fill_lines, 2)
 LINES(line_quarters, fill_lines, 4)
 LINES(line_pairs, sort_words, 1, 1)
