@@ -30,7 +30,6 @@ static int fill_stretches(struct loop *l, int *count, int64_t size, int tokens)
     return filled == size;
 }
 
-#if defined(X86)
 /* Source stride of the loop over the pieces of a bundle: farther than a page reaches. */
 #define APART ((int64_t)1 << 48)
 
@@ -142,9 +141,11 @@ static int plan_lines(struct lines *m, const struct loop *loops, int n, int widt
     const int size = 64 / width;
     struct loop l[MAX_LOOPS + 2];
     int64_t at[128];
+    if (!movers()->lines[0] || n > MAX_LOOPS)
+        return 0;
     memset(m, 0, sizeof *m);
     memcpy(l, loops, (size_t)n * sizeof *l);
-    if (!movers()->lines[0] || n > MAX_LOOPS || !fill_stretches(l, &n, size, 0))
+    if (!fill_stretches(l, &n, size, 0))
         return 0;
     int outers = n;
     for (int64_t filled = 1; filled < size; filled *= l[outers].ext)
@@ -168,4 +169,3 @@ static int plan_lines(struct lines *m, const struct loop *loops, int n, int widt
     scale(m->at, m->count, width);
     return scale(m->to, m->count, width);
 }
-#endif

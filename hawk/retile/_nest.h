@@ -158,15 +158,11 @@ static int plan_box(struct nest *t, int whole)
     t->unit = 1;
     for (t->unit_level = t->inner; t->unit_level > level && !t->in[t->unit_level - 1].row; t->unit_level--)
         t->unit *= t->in[t->unit_level - 1].ext;
-#if defined(X86)
     if (whole && w->same && size == 1 && plan_lines(&t->line, t->in, t->inner, width_of(w->src_codec))) {
         t->kind = WHOLE_LINES;
         t->lines = 1;
         return 1;
     }
-#else
-    (void)whole;
-#endif
     if (w->same && size == 1 && t->out * width_of(w->src_codec) < 8) {
         struct loop l[MAX_LOOPS + 2];
         const int n = merge(t->in, t->inner, l), width = width_of(w->src_codec);
