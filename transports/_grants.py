@@ -29,13 +29,15 @@ class Held:
     """One grant as the serving side keeps it.
 
     guests    those inside its range at this moment, as far as they have said so
-    slot      its place on the board where readers look for themselves, or -1
+    board     where readers look for themselves, if it stands on one; it outlives the server that showed it
+    slot      its place there, or -1
     """
 
-    __slots__ = ("grant", "guests", "latches", "revoked", "slot")
+    __slots__ = ("board", "grant", "guests", "latches", "revoked", "slot")
 
-    def __init__(self, grant: Grant, slot: int = -1) -> None:
+    def __init__(self, grant: Grant, board: Board | None = None, slot: int = -1) -> None:
         self.grant = grant
+        self.board = board
         self.guests: set[object] = set()
         self.latches: list[Latch] = []
         self.revoked = False
@@ -90,7 +92,7 @@ class GrantTable:
         key, slot = (secrets.token_bytes(KEY_BYTES), -1) if self.board is None else self.board.key()
         grant = Grant(key, offset, nbytes)
         with self._lock:
-            self._open[self._digest(grant.key)] = Held(grant, slot)
+            self._open[self._digest(grant.key)] = Held(grant, self.board, slot)
         if self.board is not None and slot >= 0:
             self.board.post(key, slot, offset, offset + nbytes)
         return grant
@@ -131,15 +133,16 @@ class GrantTable:
             latch.set()
         return stood
 
-    def _looks(self, held: Held) -> bool:
+    @staticmethod
+    def _looks(held: Held) -> bool:
         """Whether a reader is inside that has not said so."""
-        return self.board is not None and held.slot >= 0 and self.board.inside(held.slot)
+        return held.board is not None and held.slot >= 0 and held.board.inside(held.slot)
 
     def _let_go(self, held: Held) -> None:
         """Nobody is inside, nor comes in any more."""
         self._draining.pop(self._digest(held.grant.key), None)
-        if self.board is not None and held.slot >= 0:
-            self.board.free(held.slot)
+        if held.board is not None and held.slot >= 0:
+            held.board.free(held.slot)
             held.slot = -1
 
     def open_grants(self) -> list[Grant]:
@@ -163,8 +166,8 @@ class GrantTable:
             held = self._open.pop(digest, None) or self._draining.get(digest)
             if held is None:
                 return True
-            if self.board is not None and held.slot >= 0:
-                self.board.take_down(held.slot)
+            if held.board is not None and held.slot >= 0:
+                held.board.take_down(held.slot)
             if not held.guests and not self._looks(held):
                 held.revoked = True
                 self._let_go(held)

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hawk.errors import DeadlineExceeded, HawkError, InternalError, PeerUnreachable, TransferFailed
+from hawk.transports._forks import ends_with_process
 from hawk.transports._threads import Crew, Latch, outlast, shut
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Lane(ABC):
         with self._guard:
             if not self._interrupted:
                 self._sock = sock
+                ends_with_process(sock)
                 return
         sock.close()
         raise ConnectionAbortedError("stopped while connecting")

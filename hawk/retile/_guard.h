@@ -1,10 +1,10 @@
 /* Copying out of memory that another process may take back: the reader says where it is, and looks whether it may.
  *
  * The owner keeps a board, three words a slot: a state that only holders of the grant know, and the range `[low, high)`
- * that it covers.  Each reader has a word of its own that the owner sees: the slot it is in, plus one, or 0.  The reader
- * writes its word before it looks at the board, the owner takes the state down before it looks at the words, each with a
- * fence between the two; so one of them sees the other.  After the copy the reader looks again: what it copied counts
- * only if the state stood until then.
+ * that it covers.  Each reader has a word of its own that the owner sees: the mark of the grant that it is in, which stands
+ * on no board, or 0.  The reader writes its word before it looks at the board, the owner takes the state down before it
+ * looks at the words, each with a fence between the two; so one of them sees the other.  After the copy the reader looks
+ * again: what it copied counts only if the state stood until then.
  */
 
 enum { STATE, LOW, HIGH, WORDS };
@@ -22,11 +22,11 @@ static PyObject *copy_guarded(PyObject *self, PyObject *args)
     static const Py_ssize_t word[ALL] = {8, 8, 8, 4, 8, 8, 8};
     PyObject *o[ALL], *result = NULL;
     Py_buffer v[ALL];
-    unsigned long long slot, state;
+    unsigned long long slot, state, mark;
     long long source, size;
     int held = 0;
-    if (!PyArg_ParseTuple(args, "OOKKOOOLLOO", &o[WORD], &o[BOARD], &slot, &state, &o[BASES], &o[REGION], &o[LOCAL], &source,
-                          &size, &o[REMOTE], &o[NBYTES]))
+    if (!PyArg_ParseTuple(args, "OOKKKOOOLLOO", &o[WORD], &o[BOARD], &slot, &state, &mark, &o[BASES], &o[REGION], &o[LOCAL],
+                          &source, &size, &o[REMOTE], &o[NBYTES]))
         return NULL;
     Py_ssize_t n = 0;
     for (; held < ALL; held++) {
@@ -49,11 +49,11 @@ static PyObject *copy_guarded(PyObject *self, PyObject *args)
         low = remote[i] < low ? remote[i] : low;
         high = end > high ? end : high;
     }
-    if (n == 0 || state == 0 || high > size)
+    if (n == 0 || state == 0 || mark == 0 || high > size)
         goto refused;
     const uint64_t *at = (const uint64_t *)v[BOARD].buf + slot * WORDS;
     uint64_t *mine = v[WORD].buf;
-    __atomic_store_n(mine, slot + 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(mine, mark, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     int ok = stands(at, state, (uint64_t)low, (uint64_t)high);
     if (ok) {

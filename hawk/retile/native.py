@@ -58,6 +58,7 @@ class CoreModule(Protocol):
         board: Array,
         slot: int,
         state: int,
+        mark: int,
         dst_bases: Array,
         region: Array,
         local: Array,

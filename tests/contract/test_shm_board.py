@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import mmap
 import os
+import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
@@ -78,7 +81,7 @@ def page(transport: ShmTransport) -> Iterator[tuple[socket.socket, mmap.mmap]]:
 
 
 def enter(words: mmap.mmap, grant: Grant) -> None:
-    words[:8] = (int.from_bytes(grant.key[-2:]) + 1).to_bytes(8, "little")
+    words[:8] = _board.mark(grant.key).to_bytes(8, "little")
 
 
 async def test_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +184,7 @@ def test_what_was_taken_down_meanwhile_does_not_count() -> None:
     def copy(slot: int = 1, state: int = 7, size: int = 64) -> bool:
         region, local, remote, nbytes = columns
         found: bool = core.copy_guarded(
-            word, board, slot, state, bases, region, local, source.ctypes.data, size, remote, nbytes
+            word, board, slot, state, 5, bases, region, local, source.ctypes.data, size, remote, nbytes
         )
         assert word[0] == 0
         return found
@@ -203,3 +206,110 @@ def test_what_was_taken_down_meanwhile_does_not_count() -> None:
             copy(slot=slot)
         with pytest.raises(ValueError, match="no such slot"):
             core.post_guard(board, slot, 1, 0, 0)
+
+
+async def test_who_does_not_know_the_key_holds_nothing_up() -> None:
+    async with both() as (transport, _, _):
+        grants = [transport.grant(0, ARENA) for _ in range(2)]
+        with page(transport) as (_, words):
+            for forged in range(1, 4):  # slots are handed out from the end
+                words[:8] = (_board.SLOTS + 1 - forged).to_bytes(8, "little")
+                grant = transport.grant(0, ARENA)
+                assert await transport.revoke(grant)
+            # What stands on the board is no proof either: everybody sees it.
+            board = transport._server._board if transport._server is not None else None
+            assert board is not None
+            words[:8] = board._words.array[3 * int.from_bytes(grants[1].key[-2:])].tobytes()
+            assert await transport.revoke(grants[1])
+
+
+async def test_a_reader_inside_is_not_forgotten_when_the_server_closes() -> None:
+    async with both() as (transport, _, _):
+        grant = transport.grant(0, ARENA)
+        with page(transport) as (_, words):
+            enter(words, grant)
+            await transport.close()
+            assert not await transport.revoke(grant)
+            await transport.start()
+            other = transport.grant(0, ARENA)
+            assert not await transport.revoke(grant)
+            assert await transport.revoke(other)
+            words[:8] = bytes(8)
+            assert await transport.revoke(grant)
+
+
+async def test_passes_take_no_connection_from_those_who_ask() -> None:
+    async with both(ShmConfig(max_connections=2)) as (transport, _, arena):
+        grant, reader = transport.grant(0, ARENA), ShmTransport()
+        try:
+            link = await reader.connect(transport.endpoint, timeout=20)
+            assert isinstance(link, ShmLink)
+            await read(link, grant, arena)
+            with contextlib.suppress(ConnectionError), page(transport):
+                pytest.fail("more pages than connections")
+        finally:
+            await reader.close()
+
+
+def held_open(name: str) -> int:
+    """Descriptors of this process for memory of that name."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += name in os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+async def test_pages_keep_no_descriptors() -> None:
+    async with both() as (transport, link, arena):
+        await read(link, transport.grant(0, ARENA), arena)
+        async with asyncio.timeout(20):
+            while held_open("shm-page") or held_open("shm-board") > 1:
+                await asyncio.sleep(0)
+
+
+_FORKS = """
+import asyncio, json, os, signal, sys
+from hawk.transports.shm import ShmTransport
+
+async def main():
+    reader = ShmTransport()
+    link = await reader.connect(json.loads(sys.argv[1]), timeout=20)
+    key = bytes.fromhex(sys.argv[2])
+    if sys.argv[3] == "pass":
+        from hawk.transports.shm import _board
+        link._pass._page.array[0] = _board.mark(key)
+    else:
+        from hawk.transports.shm import _wire
+        lane = link._lanes._lanes[0]
+        assert lane._ask(lane._sock, _wire.ENTER, 0, 4096, key)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
+    signal.pause()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("way", ["pass", "lane"])
+async def test_a_forked_child_does_not_keep_its_dead_parent_inside(way: str) -> None:
+    async with both(ShmConfig(grace=10)) as (transport, _, _):
+        grant = transport.grant(0, ARENA)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", _FORKS, json.dumps(dict(transport.endpoint)), grant.key.hex(), way),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        child = int(await process.stdout.readline())
+        try:
+            asked = asyncio.create_task(transport.revoke(grant))
+            await asyncio.sleep(0)
+            assert not asked.done()
+            process.kill()
+            assert await asked
+        finally:
+            os.kill(child, signal.SIGKILL)
+            await process.wait()  # until nobody has its output any more, the child neither

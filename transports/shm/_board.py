@@ -2,9 +2,10 @@
 
 Asking the server before and after a read costs four turns of threads, which for a small range is many times the copy.
 So the server keeps a board that readers see, and gives each link a page of its own that it sees in turn.  A reader
-writes into its page which slot of the board it is in, looks whether the grant stands, copies, and looks again; a revoke
+writes into its page which grant it is in, looks whether that stands on the board, copies, and looks again; a revoke
 takes the slot down and then looks at the pages (`hawk/retile/_guard.h` has the order of it).  The promise is the one
-that the messages keep: who has not left is seen, and what was read under a grant that ended does not count.
+that the messages keep: who has not left is seen, and what was read under a grant that ended does not count.  What a
+reader writes for a grant follows from its key and is not on the board, so nobody can hold up a grant that is not its.
 
 It needs the C core on both sides, for the order of those steps; without it readers ask, as those of older versions do.
 """
@@ -15,7 +16,6 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
-import mmap
 import os
 import secrets
 import socket
@@ -26,15 +26,15 @@ import numpy as np
 
 from hawk.errors import HawkError
 from hawk.memory.shared import recv_fds
+from hawk.transports._forks import ends_with_process
 from hawk.transports._grants import KEY_BYTES
 from hawk.transports.shm import _wire
-from hawk.transports.shm._mapping import sealed
+from hawk.transports.shm._mapping import Mapping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.memory.region import I64, Segments
-    from hawk.transports.shm._mapping import Mapping
 
 SLOTS = 4096
 """Grants that readers can look up at a time; others are asked for."""
@@ -64,15 +64,17 @@ def _state(key: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) or 1
 
 
+def mark(key: bytes) -> int:
+    """What a reader writes into its page while it is in the grant of a key, and only its holders know: never 0."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"hawk-shm-inside").digest()) or 1
+
+
 class Words:
     """Some words of a memfd, `uint64[n]`, mapped as `array` until nobody holds that any more."""
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True) -> None:
         """Maps the descriptor, which stays the caller's.  Raises `OSError` unless that is safe."""
-        if not sealed(fd) or os.fstat(fd).st_size < nbytes:
-            raise OSError("no memfd of that size that is sealed against shrinking")
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self.array: NDArray[np.uint64] = np.frombuffer(mmap.mmap(fd, nbytes, access=access), np.uint64)
+        self.array: NDArray[np.uint64] = np.asarray(Mapping(fd, 0, nbytes, writable=writable)).view(np.uint64)
 
     @classmethod
     def make(cls, nbytes: int, name: str) -> tuple[Words, int]:
@@ -98,6 +100,7 @@ class Board:
         self._core = core
         self._words, self.fd = Words.make(BOARD_BYTES, "shm-board")
         self._free = list(range(SLOTS))
+        self._marks = [0] * SLOTS
         self.pages: dict[object, Words] = {}
 
     def key(self) -> tuple[bytes, int]:
@@ -108,6 +111,7 @@ class Board:
 
     def post(self, key: bytes, slot: int, low: int, high: int) -> None:
         """The grant of `[low, high)` stands from now on."""
+        self._marks[slot] = mark(key)
         self._core.post_guard(self._words.array, slot, _state(key), low, high)
 
     def take_down(self, slot: int) -> None:
@@ -116,7 +120,8 @@ class Board:
 
     def inside(self, slot: int) -> bool:
         """Whether a reader has not left the slot."""
-        return any(int(page.array[0]) == slot + 1 for page in list(self.pages.values()))
+        word = self._marks[slot]
+        return any(int(page.array[0]) == word for page in list(self.pages.values()))
 
     def free(self, slot: int) -> None:
         """The slot was taken down and nobody is inside."""
@@ -132,8 +137,7 @@ class Board:
         self.pages.pop(guest, None)
 
     def close(self) -> None:
-        """Lets go of the memory; every slot was taken down before."""
-        self.pages.clear()
+        """Shows itself to nobody any more; every slot was taken down before, and who is inside is seen as ever."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -158,6 +162,7 @@ class Pass:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             fds: list[int] = []
             try:
+                ends_with_process(sock)
                 sock.settimeout(timeout)
                 sock.connect(path)
                 sock.sendall(_wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.BOARD_VERSION, token))
@@ -185,6 +190,7 @@ class Pass:
             self._board.array,
             slot,
             _state(key),
+            mark(key),
             bases,
             segments.region,
             segments.local,

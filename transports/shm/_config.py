@@ -16,7 +16,7 @@ class ShmConfig:
     chunk              bytes copied in one go; a read that is ended early ends at the next such boundary
     piece              bytes copied under one entry at the server; a revoked read ends at the next such boundary
     grace              how long `revoke` waits for readers that are inside the range
-    max_connections    connections that are served at a time
+    max_connections    connections that are served at a time, and as many more of links that read without asking
     handshake_timeout  how long a connection may take to say hello
     connect_timeout    how long a lost connection may take to come back before the link counts as broken
     """

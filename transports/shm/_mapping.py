@@ -1,4 +1,4 @@
-"""A read-only view of another process's arena."""
+"""Views of memory that two processes share: an arena, a board, a page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+from typing import Any
 
 _MADV_POPULATE_READ = 22
 _FAILED = ctypes.c_void_p(-1).value
@@ -37,17 +38,25 @@ def sealed(fd: int) -> bool:
 
 
 class Mapping:
-    """`[offset, offset + nbytes)` of a memfd, readable at `address` until `close`."""
+    """`[offset, offset + nbytes)` of a memfd, readable at `address` until `close`, or until nobody has it any more.
 
-    def __init__(self, fd: int, offset: int, nbytes: int) -> None:
+    An array made of it (`numpy.asarray`) keeps it, and must not outlive `close` where that is called.
+    """
+
+    _start = 0
+
+    def __init__(self, fd: int, offset: int, nbytes: int, *, writable: bool = False) -> None:
         """Raises `OSError` if the descriptor cannot be mapped, or not safely."""
         if not sealed(fd) or offset < 0 or nbytes <= 0 or os.fstat(fd).st_size < offset + nbytes:
-            raise OSError("the peer's arena is no memfd of that size that is sealed against shrinking")
+            raise OSError("the memory is no memfd of that size that is sealed against shrinking")
+        self._munmap = _munmap  # the module's name may be gone when `__del__` runs at exit
         info = os.fstat(fd)
         self.identity = (info.st_dev, info.st_ino, offset, nbytes)
         lead = offset % mmap.PAGESIZE
         self._length = nbytes + lead
-        start = _mmap(None, self._length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset - lead)
+        self._writable = writable
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        start = _mmap(None, self._length, access, mmap.MAP_SHARED, fd, offset - lead)
         if start == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
@@ -60,5 +69,13 @@ class Mapping:
     def close(self) -> None:
         """Unmaps; the caller has seen to it that nobody reads any more."""
         if self._start:
-            _munmap(self._start, self._length)
+            self._munmap(self._start, self._length)
             self._start = self.address = 0
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        data = (self.address, not self._writable)
+        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": data}

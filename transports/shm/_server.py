@@ -60,6 +60,7 @@ class Server:
         self._folder: Path | None = None
         self._own_folder: TemporaryFolder | None = None
         self._listener: socket.socket | None = None
+        self._passes = 0
         self.path = ""
 
     def start(self) -> None:
@@ -188,7 +189,7 @@ class Server:
         except OSError as error:
             return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
         sock.setblocking(False)
-        if not self._same_user(sock) or len(guests) >= self._config.max_connections:
+        if not self._same_user(sock) or len(guests) - self._passes >= self._config.max_connections:
             if self._same_user(sock):
                 self._send(sock, _wire.MAPPING.pack(_wire.FULL, 0, 0))
             sock.close()
@@ -204,6 +205,7 @@ class Server:
 
     def _part(self, guest: _Guest, guests: dict[int, _Guest], selector: selectors.BaseSelector) -> None:
         guests.pop(guest.sock.fileno(), None)
+        self._passes -= guest.looks
         selector.unregister(guest.sock)
         guest.sock.close()
         if guest.held is not None:
@@ -258,13 +260,14 @@ class Server:
 
     def _show_board(self, guest: _Guest) -> bool:
         """Gives a reader the board and a page of its own; False where there is none for it."""
-        if self._board is None:
+        if self._board is None or self._passes >= self._config.max_connections:
             return False
         try:
             page = self._board.admit(guest)
         except OSError:
             return False
         guest.looks = True
+        self._passes += 1
         try:
             if self._hand_over(guest.sock, _wire.VERDICT.pack(_wire.OK), self._board.fd, page):
                 return True
