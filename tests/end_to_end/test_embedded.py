@@ -116,3 +116,14 @@ async def test_other_loops_come_by_the_socket(folder: Path) -> None:
         assert await asyncio.to_thread(elsewhere, agent) == 0
         async with hawk.connect(agent.config.agent.local) as client:
             assert not isinstance(client._channel, Passage)
+
+
+async def test_who_asks_in_a_loop_leaves_others_their_turns(folder: Path) -> None:
+    async with embedded(folder, "p0") as p, hawk.connect(p) as hp:
+        turned: list[bool] = []
+        asyncio.get_running_loop().call_soon(turned.append, True)
+        for _ in range(20_000):
+            await hp.status()
+            if turned:
+                return
+        pytest.fail("nobody else had a turn")
