@@ -173,6 +173,7 @@ static int plan_box(struct nest *t, int whole)
     if (t->outs < 0 || t->out % size)
         return 0;
     t->put.run = movers()->runs;
+    t->put.far = 0; /* an image lies in a near cache */
     t->put.runs = t->outs;
     t->put.bytes = t->out * bits / 8;
     for (int64_t k = 0; k < t->outs; k++) {
