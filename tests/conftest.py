@@ -6,6 +6,11 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test is about how long it takes: a busy machine is no fault.
+settings.register_profile("hawk", parent=settings(), deadline=None)
+settings.load_profile("hawk")
 
 SKIPS_ALLOWED_IN_CI: dict[str, str] = {}
 """Part of a test's id, and why no CI machine can run it."""
