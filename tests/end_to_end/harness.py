@@ -131,7 +131,7 @@ class Site:
         tables: dict[str, dict[str, Any] | None] | None = None,
         *,
         ready: bool = True,
-        command: Sequence[str] = COMMAND,
+        command: Sequence[str] | None = None,
         **agent: Any,
     ) -> AgentProcess:
         """Starts an agent; returns once it answers (or at once, unless `ready`)."""
@@ -141,7 +141,7 @@ class Site:
         try:
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [*command, "--config", str(config), "--ready-fd", str(writing)],
+                    [*(command or COMMAND), "--config", str(config), "--ready-fd", str(writing)],
                     pass_fds=[writing],
                     stdin=subprocess.DEVNULL,
                     stdout=file,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import pytest
@@ -18,7 +18,10 @@ from hawk.errors import Draining, HawkError, PeerLost, PeerUnreachable, UnknownR
 from hawk.handles import Fetch, OfferHandle
 from tests.end_to_end import caches as c
 from tests.end_to_end import harness
-from tests.end_to_end.harness import AgentProcess, Site, clients, npu
+from tests.end_to_end.harness import AgentProcess, Site, becomes, clients, npu
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 async def pair(site: Site, drain: str = "20s") -> tuple[AgentProcess, AgentProcess]:
@@ -209,6 +212,21 @@ agent_main()
 """
 
 
+async def filling(fifo: Path, request: pytest.FixtureRequest) -> BinaryIO:
+    """Returns once an agent fills its arena, which it does until what is returned is closed."""
+
+    def gate() -> BinaryIO | None:
+        try:
+            return os.fdopen(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK), "wb")
+        except OSError:  # a fifo opens when its other end does
+            return None
+
+    opened = await becomes(gate, lambda found: found is not None, "filling its arena")
+    assert opened is not None
+    request.addfinalizer(opened.close)
+    return opened
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_while_memory_is_filled_ends_the_start(
     site: Site, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, number: signal.Signals
@@ -218,10 +236,7 @@ async def test_a_signal_while_memory_is_filled_ends_the_start(
     os.mkfifo(fifo)
     monkeypatch.setattr(harness, "COMMAND", (sys.executable, "-c", SLOW.format(fifo=str(fifo))))
     process = site.start("d0", {"memory.npu0": npu(8)}, ready=False)
-    loop = asyncio.get_running_loop()
-    # A fifo opens when its other end does: the agent fills its arena now.
-    gate = await asyncio.wait_for(loop.run_in_executor(None, fifo.open, "w"), harness.LIMIT)
-    request.addfinalizer(gate.close)
+    gate = await filling(fifo, request)
     said = [json.loads(line) for line in process.log().splitlines() if line.startswith("{")]
     # With the numpy core a word about that comes first.
     assert said[-1]["event"].startswith("agent starting:")

@@ -22,7 +22,7 @@ from hawk.observe.http import split_address
 from tests.end_to_end import caches as c
 from tests.end_to_end import harness
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, becomes, clients, npu
-from tests.end_to_end.test_lifecycle import SLOW
+from tests.end_to_end.test_lifecycle import SLOW, filling
 
 HAWK = (sys.executable, "-c", "import hawk.cli; hawk.cli.main()")
 
@@ -276,8 +276,7 @@ async def test_an_agent_that_fills_its_memory_lives_and_is_not_ready(
     monkeypatch.setattr(harness, "COMMAND", (sys.executable, "-c", SLOW.format(fifo=str(fifo))))
     loop = asyncio.get_running_loop()
     starting = loop.run_in_executor(None, lambda: site.start("p0", observe="127.0.0.1:0"))
-    gate = await asyncio.wait_for(loop.run_in_executor(None, fifo.open, "w"), LIMIT)
-    request.addfinalizer(gate.close)
+    gate = await filling(fifo, request)
     (agent,) = site.agents
     assert await page(agent, "/livez") == (200, "ok\n")
     assert await page(agent, "/readyz") == (503, "starting\n")
