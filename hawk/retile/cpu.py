@@ -6,7 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from hawk.retile.program import Pieces, Program
 from hawk.retile.rows import RowsCall, RowsStep, behind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     U8 = NDArray[np.uint8]
+
+T = TypeVar("T")
 
 CODEC_NUMBERS = {
     name: i
@@ -72,6 +74,33 @@ class Step(Protocol):
     @property
     def dst_offset(self) -> tuple[int, ...]:
         """Byte offset of the plane's part of the arena, per target channel."""
+
+
+def places(
+    step: Step, regions: Sequence[T], arena: T, behind: Callable[[T, int, str], T]
+) -> tuple[list[T], list[T]]:
+    """What lies behind the plane's buffer in each channel, of the source and of the target.
+
+    `behind(memory, offset, field)` says what lies behind an offset.  Raises `InvalidArgument` where there is nothing.
+    """
+    if len(step.src_region) != len(step.src_offset):
+        raise InvalidArgument(
+            "one offset a region",
+            field="step.src_offset",
+            got=len(step.src_offset),
+            expected=len(step.src_region),
+        )
+    src = []
+    for c, (region, offset) in enumerate(zip(step.src_region, step.src_offset, strict=True)):
+        if not 0 <= region < len(regions):
+            raise InvalidArgument(
+                "no such region",
+                field=f"step.src_region[{c}]",
+                got=region,
+                expected=f"0..{len(regions) - 1}",
+            )
+        src.append(behind(regions[region], offset, f"step.src_offset[{c}]"))
+    return src, [behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
 
 
 def run(program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8], *, threads: int = 1) -> None:
@@ -245,24 +274,7 @@ class _Call:
     @classmethod
     def of(cls, step: Step, regions: Sequence[U8], arena: U8, *, check: bool = True) -> _Call:
         """The call of one step of a chunk; without `check` whether it fits is looked at when it is executed."""
-        if len(step.src_region) != len(step.src_offset):
-            raise InvalidArgument(
-                "one offset a region",
-                field="step.src_offset",
-                got=len(step.src_offset),
-                expected=len(step.src_region),
-            )
-        src = []
-        for c, (region, offset) in enumerate(zip(step.src_region, step.src_offset, strict=True)):
-            if not 0 <= region < len(regions):
-                raise InvalidArgument(
-                    "no such region",
-                    field=f"step.src_region[{c}]",
-                    got=region,
-                    expected=f"0..{len(regions) - 1}",
-                )
-            src.append(behind(regions[region], offset, f"step.src_offset[{c}]"))
-        dst = [behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
+        src, dst = places(step, regions, arena, behind)
         return cls(step.program, step.pieces, src, dst, check=check)
 
     def execute(self, begin: int, end: int) -> None:

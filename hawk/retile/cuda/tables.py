@@ -13,6 +13,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument
 from hawk.retile import numpy_core
+from hawk.retile.cpu import places
 from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.spec import VECTOR, Axis, Spec
 from hawk.retile.nests import factor
@@ -235,24 +236,8 @@ def _bases(steps: list[Step], regions: Sequence[Span], arena: Span) -> tuple[I64
     """Addresses `int64[steps, channels of both sides]`, and the fewest bytes that lie behind them in any step."""
     found, room = [], []
     for step in steps:
-        if len(step.src_region) != len(step.src_offset):
-            raise InvalidArgument(
-                "one offset a region",
-                field="step.src_offset",
-                got=len(step.src_offset),
-                expected=len(step.src_region),
-            )
-        spans = []
-        for c, (region, offset) in enumerate(zip(step.src_region, step.src_offset, strict=True)):
-            if not 0 <= region < len(regions):
-                raise InvalidArgument(
-                    "no such region",
-                    field=f"step.src_region[{c}]",
-                    got=region,
-                    expected=f"0..{len(regions) - 1}",
-                )
-            spans.append(_behind(regions[region], offset, f"step.src_offset[{c}]"))
-        spans += [_behind(arena, offset, f"step.dst_offset[{c}]") for c, offset in enumerate(step.dst_offset)]
+        src, dst = places(step, regions, arena, _behind)
+        spans = [*src, *dst]
         found.append([span.address for span in spans])
         room.append([span.nbytes for span in spans])
     return np.array(found, np.int64), np.array(room, np.int64).min(axis=0).tolist()
