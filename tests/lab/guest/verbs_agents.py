@@ -1,0 +1,152 @@
+"""Two agents in two guests, over RDMA: the main job, and what may happen to the other side or to the way there."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from hawk.client import Client
+from hawk.errors import HawkError, LeaseExpired, PeerLost, PeerUnreachable, TransferFailed
+from hawk.handles import DeviceCache, Fetch
+from tests.end_to_end import caches as c
+from tests.end_to_end.harness import back_to, clients, counts
+from tests.lab.guest.meet import Meeting
+from tests.lab.guest.sides import LAYERS, LIMIT, TOKENS, Side, device, moved, receive, send, source
+
+LOST = (PeerLost, PeerUnreachable, TransferFailed, LeaseExpired)
+DOWN_SECONDS = 3.0
+
+
+@pytest.fixture(scope="module")
+def side() -> Iterator[Side]:
+    with Meeting() as meeting:
+        made = Side(meeting, "verbs")
+        yield made
+        made.site.close()
+
+
+async def _hold(side: Side, hp: Client, name: str) -> None:
+    """Offers a request of which the last layer never comes, and returns when the other side has some of it."""
+    of = source(LAYERS)
+    cache = await hp.register(of)
+    offer = await hp.offer(
+        name, cache, moved(of).source_blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min"
+    )
+    await side.tell(offer.ticket)
+    assert await side.hear() == "some"
+
+
+async def _half(side: Side, hd: Client) -> tuple[Fetch, DeviceCache]:
+    """Fetches it, and returns as soon as its first bytes are there, with reads under way."""
+    made = await device(hd, LAYERS)
+    wanted = moved(source(LAYERS))
+    job = hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout="60s")
+    await job.start()
+    async for progress in job.progress():
+        if progress.nbytes:
+            break
+    return job, made
+
+
+@pytest.mark.parametrize("codec", ["bf16", "bfp8_b"])
+async def test_every_byte_arrives_and_no_other_changes(side: Side, codec: str) -> None:
+    async with clients(side.agent) as (client,):
+        before = await counts(client)
+        if side.prefill:
+            await send(side, client, f"main-{codec}")
+        else:
+            await receive(side, client, "verbs", codec)
+        await back_to(before, client, LIMIT)
+    await side.together()
+
+
+async def test_the_prefill_agent_is_killed_in_mid_batch_and_comes_back(side: Side) -> None:
+    if side.prefill:
+        async with clients(side.agent) as (hp,):
+            await _hold(side, hp, "killed")
+            side.agent.kill()
+        side.start()
+        async with clients(side.agent) as (hp,):
+            await side.together()
+            await send(side, hp, "again")
+    else:
+        async with clients(side.agent) as (hd,):
+            before = await counts(hd)
+            job, made = await _half(side, hd)
+            await side.tell("some")
+            with pytest.raises(LOST):
+                await job
+            await made.release()
+            await back_to(before, hd, LIMIT)
+            await side.together()
+            await receive(side, hd, "verbs")
+    await side.together()
+
+
+async def test_the_decode_agent_is_killed_in_mid_batch_and_comes_back(side: Side) -> None:
+    if side.prefill:
+        async with clients(side.agent) as (hp,):
+            before = await counts(hp)
+            await _hold(side, hp, "orphan")
+            await side.together()
+        async with clients(side.agent) as (hp,):
+            await back_to(before, hp, LIMIT)  # its reader is gone, and so is the client that offered
+            await side.together()
+            await send(side, hp, "once more")
+    else:
+        async with clients(side.agent) as (hd,):
+            await _half(side, hd)
+            await side.tell("some")
+            side.agent.kill()
+        side.start()
+        await side.together()
+        async with clients(side.agent) as (hd,):
+            await side.together()
+            await receive(side, hd, "verbs")
+    await side.together()
+
+
+def _interface(state: str) -> None:
+    subprocess.run(["ip", "link", "set", "eth0", state], check=True, timeout=30)
+
+
+async def test_the_link_goes_down_and_comes_up_again(side: Side) -> None:
+    """What was under way ends ready, with the right bytes, or by an error with a name; what comes next goes well."""
+    async with clients(side.agent) as (client,):
+        if side.prefill:
+            of = source(LAYERS)
+            cache = await client.register(of)
+            blocks = moved(of).source_blocks
+            offer = await client.offer(
+                "cut", cache, blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min"
+            )
+            await side.tell(offer.ticket)
+            assert await side.hear() == "up again"
+            try:
+                await offer.layers_ready(LAYERS)
+            except HawkError as error:  # it may have ended meanwhile
+                print(f"the offer had ended: {error}")
+            print("the fetch ended:", await side.hear())
+            await cache.release()
+            await side.together()
+            await send(side, client, "after")
+        else:
+            job, made = await _half(side, client)
+            _interface("down")
+            await asyncio.sleep(DOWN_SECONDS)  # longer than the device goes on asking
+            _interface("up")
+            await side.tell("up again")
+            ending = "ready"
+            try:
+                await job
+                c.check(made, c.target_spec(layers=LAYERS), moved(source(LAYERS)), guards=[made])
+            except LOST as error:
+                ending = str(error)
+            await side.tell(ending)
+            await made.release()
+            await side.together()
+            await receive(side, client, "verbs")
+    await side.together()
