@@ -111,7 +111,9 @@ def main(arguments: list[str]) -> int:
     with Lab(choice=asked.kernel, say=say, on_line=_show, keep=asked.keep) as lab:
         if asked.command == "exec":
             return _exec(lab, rest, asked.guests, asked.timeout, asked.build)
-        chosen = [suites[name] for name in asked.names] or list(suites.values())
+        chosen = [suites[name] for name in asked.names] or [
+            suite for suite in suites.values() if not suite.by_hand
+        ]
         lab.guests(max(suite.guests for suite in chosen))
         results = []
         for suite in chosen:

@@ -25,6 +25,7 @@ class Suite:
     timeout   seconds in the guest, start of Python included
     build     folders of the tree that hold a kernel module: built before, found by HAWK_LAB_BUILD_<NAME>
     complains whether the kernel may say BUG or WARNING meanwhile, because the suite wants it to
+    by_hand   only `scripts/vm-lab run NAME` runs it, and not `scripts/test lab`
     """
 
     name: str
@@ -34,6 +35,7 @@ class Suite:
     timeout: float = 180.0
     build: tuple[str, ...] = ()
     complains: bool = False
+    by_hand: bool = False
 
 
 def load_suites(path: Path = TABLE, tests: Path = GUEST_TESTS) -> dict[str, Suite]:
@@ -57,6 +59,7 @@ def _suite(path: Path, name: str, table: object, tests: Path) -> Suite:
         "timeout": (int, float),
         "build": list,
         "complains": bool,
+        "by_hand": bool,
     }
     for key, value in table.items():
         kind = wanted.get(key)
