@@ -12,7 +12,7 @@ import pytest
 import hawk
 from hawk import arguments as a
 from hawk.cache import CacheSpec, KVCache
-from hawk.connection import _check
+from hawk.connection import _checked
 from hawk.control.messages import CacheDescr, Offer, Register
 from hawk.errors import BadFrame, HawkError, InvalidArgument, LayoutError
 
@@ -99,14 +99,14 @@ def descr(**changes: Any) -> Register:
 )
 def test_the_schema_names_the_field_and_the_value(message: msgspec.Struct, field: str, got: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        _check(message)
+        _checked(message)
     assert (caught.value.field, caught.value.got) == (field, got)
     assert caught.value.expected
     assert "decoded" not in str(caught.value)
 
 
 def test_what_is_right_passes() -> None:
-    _check(offer())
+    _checked(offer())
     assert a.ticket_text(None) == ""
     assert a.ticket_text("hawk1.x") == "hawk1.x"
     assert a.small_note(bytearray(b"ab")) == b"ab"
