@@ -27,6 +27,7 @@ from hawk.jobs.receive import Receiver
 from hawk.jobs.states import Lease
 from hawk.retile.cpu import Retiler
 from hawk.transports.shm import ShmTransport
+from hawk.transports.shm import _client as shm_reads
 from hawk.transports.tcp import TcpTransport
 from tests.chaos import weather
 from tests.chaos.memory import HeldBackMemory
@@ -56,6 +57,9 @@ class Faults:
         self._wrap_send()
         self._wrap_steps()
         self._wrap_retile()
+        # All reads are small here.  Half of the agents ask before each, as for large ones, which can be slow.
+        if self._dice.random() < 0.5:
+            ask_before_reads()
 
     def _remember_loops(self) -> None:
         """Whoever sends on a socket has to poke its receive loop; a late frame is sent by nobody else."""
@@ -133,6 +137,11 @@ class Faults:
         _replace(Retiler, "run_steps", slow)
 
 
+def ask_before_reads() -> None:
+    """No read over shm is small enough to be carried out at once."""
+    shm_reads.MOST_BYTES = 0
+
+
 # -- promises to break -----------------------------------------------------------------------------------
 
 
@@ -165,6 +174,7 @@ def break_abort() -> None:
             memory.free(this._staging)
             this._staging = None
 
+    ask_before_reads()  # a read that is over at once has nothing to interrupt
     _replace(Receiver, "stop", stop)
 
 
