@@ -174,7 +174,13 @@ def break_abort() -> None:
             memory.free(this._staging)
             this._staging = None
 
-    ask_before_reads()  # a read that is over at once has nothing to interrupt
+    def pause(this: Faults) -> float:
+        this._sky.slowed += 1
+        return this._dice.uniform(0, 0.1)
+
+    # A read that is over at once has nothing to interrupt, and most are by now.
+    ask_before_reads()
+    _replace(Faults, "_pause", pause)
     _replace(Receiver, "stop", stop)
 
 
