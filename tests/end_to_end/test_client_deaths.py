@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from hawk.client import connect
 from hawk.control.messages import decode_ticket, encode_ticket
 from hawk.errors import Aborted, PeerLost
 from hawk.handles import Fetch
+from tests.child import child
 from tests.end_to_end import caches as c
 from tests.end_to_end.conftest import Decoders
 from tests.end_to_end.harness import AgentProcess, back_to, counts, until
@@ -180,25 +182,10 @@ asyncio.run(main())
 """
 
 
-@contextlib.asynccontextmanager
-async def client_process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+def client_process(*arguments: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """A client in a process of its own; killed at the end if it still lives."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        CLIENT,
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        process._transport.close()  # type: ignore[attr-defined]
+    command = (sys.executable, "-c", CLIENT, *arguments)
+    return child(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
 
 
 async def said(process: asyncio.subprocess.Process) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import child
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, npu
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"
@@ -36,11 +37,8 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", SAYS)
 async def test_an_example(pair: tuple[AgentProcess, AgentProcess], name: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, FOLDER / name, *(agent.local for agent in pair)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    said, _ = await asyncio.wait_for(process.communicate(), LIMIT)
+    command = (sys.executable, FOLDER / name, *(agent.local for agent in pair))
+    async with child(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        said, _ = await asyncio.wait_for(process.communicate(), LIMIT)
     assert process.returncode == 0, said.decode()
     assert SAYS[name] in said.decode()

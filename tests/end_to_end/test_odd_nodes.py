@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import hawk
+from tests.child import child
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import COMMAND, Site, becomes, clients, npu
 
@@ -112,19 +113,12 @@ async def test_a_flood_of_idle_connections_with_a_small_hard_limit(site: Site) -
     agent = site.start("p0", role="prefill")
     resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (1024, 1024))
     async with hawk.connect(agent.local) as first:
-        flood = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", FLOOD, agent.control.removeprefix("tcp://")),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        try:
+        command = (sys.executable, "-c", FLOOD, agent.control.removeprefix("tcp://"))
+        async with child(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
             assert flood.stdout is not None
             assert int(await flood.stdout.readline()) > 0
             assert (await first.status()).name == "p0"
             assert agent.alive()
-        finally:
-            flood.kill()
-            await flood.wait()
     await becomes(agent.descriptors, lambda now: len(now) <= 200, "fewer descriptors")
 
     async def name() -> str:

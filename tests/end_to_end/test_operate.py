@@ -19,6 +19,7 @@ from hawk.client import Client
 from hawk.errors import Draining, InvalidArgument, UnknownRequest
 from hawk.handles import DeviceCache, Fetch, OfferHandle
 from hawk.observe.http import split_address
+from tests.child import child
 from tests.end_to_end import caches as c
 from tests.end_to_end import harness
 from tests.end_to_end.harness import LIMIT, AgentProcess, Site, becomes, clients, npu
@@ -42,10 +43,10 @@ async def hawk(*arguments: str, status: int = 0) -> str:
 
 async def process(*arguments: str) -> str:
     """The same as a process of its own."""
-    process = await asyncio.create_subprocess_exec(
+    async with child(
         *HAWK, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT)
+    ) as process:
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT)
     assert process.returncode == 0, (out + err).decode()
     return out.decode()
 

@@ -20,6 +20,7 @@ from hawk.memory.base import MoveSupport
 from hawk.memory.npu_device import Kernel, NpuConfig, NpuDevice
 from hawk.memory.region import ByteRanges, Moves
 from hawk.memory.windows import is_dmabuf, map_window
+from tests.descriptors import fds
 
 CHANNEL = 1 << 20
 
@@ -92,10 +93,6 @@ class FakeNpu:
     def close(self, fd: int) -> None:
         self.open_fds.remove(fd)
         os.close(fd)
-
-
-def fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture(autouse=True)
