@@ -60,8 +60,13 @@ class Memory(ABC):
         """One region per channel, in channel order."""
 
     @abstractmethod
-    def allocate(self, nbytes: int, owner: str, *, channels: Sequence[int] | None = None) -> Allocation:
+    def allocate(
+        self, nbytes: int, owner: str, *, channels: Sequence[int] | None = None, brief: bool = False
+    ) -> Allocation:
         """The same `nbytes` at one offset in every channel (or in those given: the bad example).
+
+        What is `brief`, such as staging, is placed away from what stays, so that it does not break up the
+        free space under caches that come meanwhile.
 
         Raises `OutOfMemory`, naming the channel, what is free there and its largest free piece.
         """

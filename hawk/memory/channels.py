@@ -80,9 +80,11 @@ class Channels(Memory):
         """Bytes in all channels together, after rounding."""
         return self.channels * self.channel_bytes
 
-    def allocate(self, nbytes: int, owner: str, *, channels: Sequence[int] | None = None) -> Allocation:
+    def allocate(
+        self, nbytes: int, owner: str, *, channels: Sequence[int] | None = None, brief: bool = False
+    ) -> Allocation:
         """See `Memory.allocate`.  A piece in a few channels takes its offset from all lock-step ones."""
-        return self._allocator.allocate(nbytes, owner, channels=channels)
+        return self._allocator.allocate(nbytes, owner, channels=channels, brief=brief)
 
     def free(self, allocation: Allocation) -> None:
         """See `Memory.free`; takes the very object that `allocate` returned."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LockstepAllocator:
-    """Allocates bottom-up in `channels` banks of `channel_bytes` each.
+    """Allocates bottom-up in `channels` banks of `channel_bytes` each; top-down what does not stay long.
 
     Offsets and sizes are held in multiples of `alignment` bytes, as in `RangeAllocator`.
     """
@@ -37,14 +37,16 @@ class LockstepAllocator:
         self.alignment = alignment
         self._live: dict[int, tuple[Allocation, list[Range]]] = {}
 
-    def allocate(self, nbytes: int, owner: str, *, channels: Sequence[int] | None = None) -> Allocation:
-        """The lowest offset with `nbytes` free in every bank (or in those given).
+    def allocate(
+        self, nbytes: int, owner: str, *, channels: Sequence[int] | None = None, brief: bool = False
+    ) -> Allocation:
+        """The lowest offset with `nbytes` free in every bank (or in those given); the highest for what is `brief`.
 
         Raises `OutOfMemory`, naming the channel that stands in the way, what is free there and its largest
         piece; `InvalidArgument` for a channel that is not there or a size that is not positive.
         """
         chosen = self._chosen(channels)
-        offset = self.first_fit(nbytes, chosen)
+        offset = self.last_fit(nbytes, chosen) if brief else self.first_fit(nbytes, chosen)
         if offset is None:
             raise self._out_of_memory(nbytes, chosen)
         ranges = [self.banks[c].claim(offset, nbytes, owner) for c in chosen]
@@ -59,6 +61,21 @@ class LockstepAllocator:
         while agreed < len(channels):
             for c in channels:
                 found = self.banks[c].first_fit(nbytes, offset)
+                if found is None:
+                    return None
+                agreed = agreed + 1 if found == offset else 1
+                offset = found
+                if agreed == len(channels):
+                    break
+        return offset
+
+    def last_fit(self, nbytes: int, channels: Sequence[int]) -> int | None:
+        """The highest offset with `nbytes` free in each of `channels`, or None."""
+        held = -(-nbytes // self.alignment) * self.alignment
+        offset, agreed = self.channel_bytes, 0
+        while agreed < len(channels):
+            for c in channels:
+                found = self.banks[c].last_fit(nbytes, min(offset + held, self.channel_bytes))
                 if found is None:
                     return None
                 agreed = agreed + 1 if found == offset else 1

@@ -87,6 +87,16 @@ class RangeAllocator:
                 return offset
         return None
 
+    def last_fit(self, nbytes: int, end: int | None = None, alignment: int | None = None) -> int | None:
+        """The highest offset where `nbytes` would fit and end at or before `end`, or None.  Changes nothing."""
+        held, step = self._held(nbytes), self._step(alignment)
+        end = self.nbytes if end is None else end
+        for i in range(bisect_left(self._starts, end) - 1, -1, -1):
+            offset = (min(self._ends[i], end) - held) // step * step
+            if offset >= self._starts[i]:
+                return offset
+        return None
+
     def claim(self, offset: int, nbytes: int, owner: str) -> Range:
         """Exactly the piece at `offset`.  Raises `InvalidArgument` if it is not aligned and wholly free."""
         held = self._held(nbytes)

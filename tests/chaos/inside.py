@@ -170,9 +170,10 @@ def break_abort() -> None:
 
     async def stop(this: Receiver) -> None:
         memory = this._request.cache.memory
-        if this._staging is not None and memory is not None:
-            memory.free(this._staging)
-            this._staging = None
+        staging, this._staging = this._staging, []
+        for slot in staging:
+            assert memory is not None
+            memory.free(slot)
 
     def pause(this: Faults) -> float:
         this._sky.slowed += 1

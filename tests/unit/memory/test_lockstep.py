@@ -26,6 +26,16 @@ def test_bottom_up_and_the_same_in_every_bank(channels: int) -> None:
     assert device.allocate(64, "c").offset == 0
 
 
+def test_what_is_brief_does_not_break_up_what_is_free() -> None:
+    device = LockstepAllocator(2, 1024, 64)
+    staging = device.allocate(128, "staging", brief=True)
+    assert staging.offset == 1024 - 128
+    a, b = device.allocate(256, "a"), device.allocate(384, "b")
+    assert (a.offset, b.offset) == (0, 256)
+    device.free(staging)
+    assert device.largest_common() == 384
+
+
 def test_a_piece_in_one_bank_takes_its_offset_from_all_lockstep_allocations() -> None:
     device = LockstepAllocator(4, 1024, 64)
     single = device.allocate(512, "buffer", channels=[2])
@@ -78,16 +88,18 @@ def test_against_a_model_of_every_unit(seed: int, channels: int) -> None:
                 s for s in range(UNITS - units + 1) if not any(any(model[c][s : s + units]) for c in banks)
             ]
             nbytes = units * UNIT - rng.randrange(UNIT)
+            brief = rng.random() < 0.5
             if fits:
-                got = device.allocate(nbytes, "x", channels=which)
-                assert got.offset == fits[0] * UNIT
+                place = fits[-1 if brief else 0]
+                got = device.allocate(nbytes, "x", channels=which, brief=brief)
+                assert got.offset == place * UNIT
                 assert got.channels == tuple(banks)
                 held.append(got)
                 for c in banks:
-                    model[c][fits[0] : fits[0] + units] = [True] * units
+                    model[c][place : place + units] = [True] * units
             else:
                 with pytest.raises(OutOfMemory):
-                    device.allocate(nbytes, "x", channels=which)
+                    device.allocate(nbytes, "x", channels=which, brief=brief)
         device.check()
         assert device.free_bytes() == [bank.count(False) * UNIT for bank in model]
         run = longest = 0
