@@ -6,11 +6,15 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-# No test is about how long it takes: a busy machine is no fault.
-settings.register_profile("hawk", parent=settings(), deadline=None)
-settings.load_profile("hawk")
+if (
+    "HAWK_LAB_NODE" not in os.environ
+):  # in an emulated machine importing it takes seconds, and nobody there needs it
+    from hypothesis import settings
+
+    # No test is about how long it takes: a busy machine is no fault.
+    settings.register_profile("hawk", parent=settings(), deadline=None)
+    settings.load_profile("hawk")
 
 SKIPS_ALLOWED_IN_CI: dict[str, str] = {}
 """Part of a test's id, and why no CI machine can run it."""

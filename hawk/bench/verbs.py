@@ -34,6 +34,7 @@ from hawk.transports.verbs._abi import Batch, Places, Shape
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hawk.transports.base import Link
     from hawk.transports.verbs._device import Driver
 
 PAGE = 2048
@@ -188,28 +189,35 @@ def _building(kind: str, count: int, runs: int, has_pyverbs: bool) -> list[Row]:
 
 
 async def _reading(size: int, nbytes: int, driver: Driver | None) -> Rate:
-    """READs of `size` bytes each, every one with one piece, from the device to itself."""
+    """READs of `size` bytes each from the device to itself."""
     source = shared.alloc(nbytes, name="bench-verbs")
-    target = Region("bench-target", np.zeros(nbytes, np.uint8))
     transport = VerbsTransport(VerbsConfig(message=2 * size), driver=driver)
     await transport.start()
     try:
         transport.serve(source.region())
         link = await transport.connect(transport.endpoint, timeout=60)
-        starts = np.arange(0, nbytes, size, dtype=np.int64)
-        # Every other one first, so that no two can be joined.
-        order = np.concatenate((starts[::2], starts[1::2]))
-        where = np.empty_like(starts)
-        where[: len(order)] = order
-        segments = Segments(np.zeros(len(starts), np.int32), where, starts, np.full(len(starts), size))
-        key = transport.grant(0, nbytes).key
-        await link.read(key, segments, [target], timeout=600)
-        began, cpu = time.perf_counter(), time.process_time()
-        await link.read(key, segments, [target], timeout=600)
-        return Rate(size, nbytes, time.perf_counter() - began, time.process_time() - cpu)
+        return await rate(link, transport.grant(0, nbytes).key, size, nbytes)
     finally:
         await transport.close()
         source.close()
+
+
+async def rate(link: Link, key: bytes, size: int, nbytes: int) -> Rate:
+    """READs of `size` bytes each, every one with one piece, over a link whose `message` setting is twice that.
+
+    Reads `nbytes` bytes of what the key opens, from its first on, once to warm up and once to measure.
+    """
+    target = Region("bench-target", np.zeros(nbytes, np.uint8))
+    starts = np.arange(0, nbytes, size, dtype=np.int64)
+    # Every other one first, so that no two can be joined.
+    order = np.concatenate((starts[::2], starts[1::2]))
+    where = np.empty_like(starts)
+    where[: len(order)] = order
+    segments = Segments(np.zeros(len(starts), np.int32), where, starts, np.full(len(starts), size))
+    await link.read(key, segments, [target], timeout=600)
+    began, cpu = time.perf_counter(), time.process_time()
+    await link.read(key, segments, [target], timeout=600)
+    return Rate(size, nbytes, time.perf_counter() - began, time.process_time() - cpu)
 
 
 def render(result: Result, console: Console) -> None:

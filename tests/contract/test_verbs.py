@@ -10,6 +10,7 @@ from hawk.transports.base import Transport
 from hawk.transports.testing import AccessContract, ContractBase, Gate, MovingContract, TransportContract
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from hawk.transports.verbs.testing import LIMITS, FakeDriver
+from tests.contract.verbs_keys import StaleKeys
 
 # Small batches: the same paths as with the defaults, at a size that keeps the tests quick.
 SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
@@ -40,7 +41,7 @@ class OverFakes(ContractBase):
         return True
 
 
-class TestOneQueuePair(OverFakes, TransportContract):
+class TestOneQueuePair(OverFakes, TransportContract, StaleKeys):
     takes_turns = True
     config = VerbsConfig(queue_pairs=1, **SMALL)
 

@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 from hawk.transports.verbs import _device, _find
 from hawk.transports.verbs._device import GidEntry, Limits, Port
-from hawk.transports.verbs._pyverbs_call import PyverbsRegistration, PyverbsWindow, calling, part
+from hawk.transports.verbs._pyverbs_call import (
+    PyverbsRegistration,
+    PyverbsWindow,
+    calling,
+    descriptors,
+    part,
+)
 from hawk.transports.verbs._pyverbs_queue import PyverbsCompletions, PyverbsQueue
 
 if TYPE_CHECKING:
@@ -52,8 +58,9 @@ class PyverbsDevice:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        with calling("ibv_open_device"):
+        with descriptors, calling("ibv_open_device"):
             self._context = part("device").Context(name=name)
+        with calling("ibv_query_device"):
             attributes = self._context.query_device()
             self._pd = part("pd").PD(self._context)
         flags = int(attributes.device_cap_flags)
@@ -125,8 +132,9 @@ class PyverbsDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
-        with calling("ibv_close_device"):
+        with calling("ibv_dealloc_pd"):
             self._pd.close()
+        with descriptors, calling("ibv_close_device"):
             self._context.close()
 
 

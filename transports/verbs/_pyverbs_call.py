@@ -7,6 +7,7 @@ import errno
 import functools
 import importlib
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 from hawk.transports.verbs import _find
@@ -14,6 +15,13 @@ from hawk.transports.verbs._device import VerbsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+descriptors = threading.Lock()
+"""Held while anything is opened or closed that has an event descriptor: a device or a completion channel.
+
+Which one belongs to a channel is seen by what appears while it is made, and nothing else may come or go meanwhile.
+"""
 
 
 @functools.cache

@@ -14,7 +14,13 @@ import numpy as np
 
 from hawk.transports.verbs import _abi, _device
 from hawk.transports.verbs._device import Completion, Path, VerbsError
-from hawk.transports.verbs._pyverbs_call import PyverbsRegistration, PyverbsWindow, calling, part
+from hawk.transports.verbs._pyverbs_call import (
+    PyverbsRegistration,
+    PyverbsWindow,
+    calling,
+    descriptors,
+    part,
+)
 
 if TYPE_CHECKING:
     from hawk.transports.verbs._abi import Batch
@@ -29,9 +35,6 @@ _RNR_TIMER = 12  # 0.64 ms; no receive is ever posted
 def gid_text(gid: bytes) -> str:
     """A GID as pyverbs takes it: eight groups of four digits."""
     return ":".join(gid[i : i + 2].hex() for i in range(0, 16, 2))
-
-
-_channels = threading.Lock()
 
 
 def _event_descriptors() -> set[int]:
@@ -49,16 +52,24 @@ class PyverbsCompletions:
     def __init__(self, context: Any, depth: int) -> None:
         module = part("cq")
         self._error = part("pyverbs_error").PyverbsError
-        with _channels, calling("ibv_create_comp_channel"):
+        with descriptors, calling("ibv_create_comp_channel"):
             before = _event_descriptors()
             self._channel = module.CompChannel(context)
             fresh = _event_descriptors() - before
-        if len(fresh) != 1:
-            raise VerbsError(errno.EBADF, "finding the completion channel's descriptor")
-        (self.fd,) = fresh
-        os.set_blocking(self.fd, False)
-        with calling("ibv_create_cq"):
-            self.raw = module.CQ(context, depth, None, self._channel, 0)
+        try:
+            if len(fresh) != 1:
+                raise VerbsError(errno.EBADF, "finding the completion channel's descriptor")
+            (self.fd,) = fresh
+            os.set_blocking(self.fd, False)
+            with calling("ibv_create_cq"):
+                self.raw = module.CQ(context, depth, None, self._channel, 0)
+        except BaseException:
+            self._close_channel()
+            raise
+
+    def _close_channel(self) -> None:
+        with descriptors, calling("ibv_destroy_comp_channel"):
+            self._channel.close()
 
     def poll(self, most: int) -> list[Completion]:
         """See `Completions.poll`."""
@@ -87,7 +98,7 @@ class PyverbsCompletions:
         """See `Completions.close`."""
         with calling("ibv_destroy_cq"):
             self.raw.close()
-            self._channel.close()
+        self._close_channel()
 
 
 class PyverbsQueue:

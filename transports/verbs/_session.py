@@ -80,6 +80,8 @@ class Session:
         serving = ServingEnd(end)
         try:
             await end.open()
+            if server.pools:
+                self._pool(serving).outdate()
             serving.number = end.queue.number
             await end.connect(facts)
         except BaseException:

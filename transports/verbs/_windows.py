@@ -108,12 +108,18 @@ class ServingEnd:
 
 
 class WindowPool:
-    """Fresh windows of one device.  A window is bound once; then it is given back to the device."""
+    """Fresh windows of one device.  A window is bound once; then it is given back to the device.
+
+    A window is never bound on a queue pair that is younger than it.  When a process is killed the kernel ends what it
+    had, the youngest first, and so windows before the queue pairs that they are bound on; some drivers need that
+    (Soft-RoCE waits for 50 s, and then frees a queue pair that the window still refers to).
+    """
 
     def __init__(self, device: Device, worker: Worker) -> None:
         self._device = device
         self._worker = worker
-        self._ready: deque[Window] = deque()
+        self._ready: deque[tuple[int, Window]] = deque()
+        self._era = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._filling = False
 
@@ -121,9 +127,20 @@ class WindowPool:
         """A fresh window.  Raises `VerbsError`."""
         if len(self._ready) <= _READY // 2:
             self._fill()
-        if self._ready:
-            return self._ready.popleft()
+        while self._ready:
+            era, window = self._ready.popleft()
+            if era == self._era:
+                return window
+            self.give([(window, 0)])
         return await self._worker.call(self._device.window)
+
+    def outdate(self) -> None:
+        """A queue pair was made: windows that are there already are of no more use."""
+        self._era += 1
+        old: Bound = []
+        while self._ready:  # emptied and not replaced: the worker may be adding to it
+            old.append((self._ready.popleft()[1], 0))
+        self.give(old)
 
     def _fill(self) -> None:
         if not self._filling:
@@ -134,7 +151,8 @@ class WindowPool:
         try:
             with contextlib.suppress(VerbsError):  # said to whoever takes one
                 while len(self._ready) < _READY:
-                    self._ready.append(self._device.window())
+                    era = self._era  # as it was before the window was made
+                    self._ready.append((era, self._device.window()))
         finally:
             self._filling = False
 
@@ -171,7 +189,7 @@ class WindowPool:
         """Gives all back."""
         await asyncio.gather(*self._tasks)
         ready, self._ready = self._ready, deque()
-        await self._quietly([(window, 0) for window in ready])
+        await self._quietly([(window, 0) for _, window in ready])
 
 
 @dataclass(frozen=True, slots=True)

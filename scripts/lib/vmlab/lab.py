@@ -195,8 +195,12 @@ class Lab:
             "HAWK_LAB_NODE": str(node),
             "HAWK_LAB_PYTHON": self.python,
             "HAWK_LAB_KERNEL": kernel.version,
-            # Of the transport contract: starting Python alone takes long there.
+            "HAWK_LAB_GUESTS": str(suite.guests if suite is not None else 1),
+            # Looking for plug-ins and reading those that no guest needs costs seconds there; see `_command`.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            # Of the transport contract, and of whoever starts agents: starting Python alone takes long there.
             "HAWK_CONTRACT_LIMIT": "240",
+            "HAWK_TEST_LIMIT": "180",
         }
         for folder in suite.build if suite is not None else ():
             values[f"HAWK_LAB_BUILD_{Path(folder).name.upper()}"] = str(self.built(folder))
@@ -233,9 +237,10 @@ class Lab:
     def _command(self, suite: Suite, arguments: Sequence[str]) -> str | list[str]:
         """What runs a suite in a guest."""
         options = ["-v", "-o", f"timeout={suite.timeout:.0f}", "--junitxml=/lab/result.xml"]
-        # Reading plug-ins that no guest needs costs seconds there.
-        for name in ("cacheprovider", "hypothesispytest", "xdist", "anyio"):
-            options += ["-p", f"no:{name}"]
+        for name in ("pytest_asyncio.plugin", "pytest_timeout", "no:cacheprovider"):
+            options += ["-p", name]
+        if suite.tests:
+            options += ["-k", " ".join(suite.tests.split())]
         files = [f"tests/lab/guest/{file}" for file in suite.files]
         return [self.python, "-m", "pytest", *options, *files, *arguments]
 

@@ -26,6 +26,7 @@ class Suite:
     build     folders of the tree that hold a kernel module: built before, found by HAWK_LAB_BUILD_<NAME>
     complains whether the kernel may say BUG or WARNING meanwhile, because the suite wants it to
     by_hand   only `scripts/vm-lab run NAME` runs it, and not `scripts/test lab`
+    tests     which of the files' tests, as pytest's -k has it; all if empty
     """
 
     name: str
@@ -36,6 +37,7 @@ class Suite:
     build: tuple[str, ...] = ()
     complains: bool = False
     by_hand: bool = False
+    tests: str = ""
 
 
 def load_suites(path: Path = TABLE, tests: Path = GUEST_TESTS) -> dict[str, Suite]:
@@ -60,6 +62,7 @@ def _suite(path: Path, name: str, table: object, tests: Path) -> Suite:
         "build": list,
         "complains": bool,
         "by_hand": bool,
+        "tests": str,
     }
     for key, value in table.items():
         kind = wanted.get(key)

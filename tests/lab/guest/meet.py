@@ -12,7 +12,7 @@ from typing import Any
 from tests.lab.guest.rdma import address, node
 
 PORT = 7099
-LIMIT = 90.0
+LIMIT = 240.0
 
 
 class Meeting:

@@ -29,7 +29,7 @@ def test_the_other_guest_answers(meeting: Meeting) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-def _listening(port: int) -> bool:
+def listening(port: int) -> bool:
     """Whether somebody listens on a TCP port (state 0A), as the kernel's table has it."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
@@ -41,7 +41,7 @@ def test_perftest_writes_from_one_to_the_other(meeting: Meeting) -> None:
     command = ["ib_write_bw", "-d", DEVICE, "-x", index, "-p", str(PORT), "-s", "65536", "-n", "50", "-F"]
     if node() == 1:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-            while not _listening(PORT):
+            while not listening(PORT):
                 assert server.poll() is None, server.communicate()[0]
                 time.sleep(0.1)
             meeting.tell("listening")

@@ -22,7 +22,19 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, SendWR
 
-__all__ = ["DEVICE", "SGE", "Buffer", "End", "SendWR", "address", "e", "gid_index", "node", "open_device"]
+__all__ = [
+    "DEVICE",
+    "SGE",
+    "Buffer",
+    "End",
+    "SendWR",
+    "address",
+    "e",
+    "gid_index",
+    "guests",
+    "node",
+    "open_device",
+]
 
 DEVICE = "rxe0"
 LIMIT = 60.0
@@ -32,6 +44,11 @@ ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REM
 def node() -> int:
     """Which guest this is."""
     return int(os.environ["HAWK_LAB_NODE"])
+
+
+def guests() -> int:
+    """In how many guests these tests run."""
+    return int(os.environ["HAWK_LAB_GUESTS"])
 
 
 def address(of: int) -> str:

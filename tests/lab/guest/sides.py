@@ -100,11 +100,15 @@ async def send(side: Side, hp: Client, name: str) -> None:
     await cache.release()
 
 
-async def receive(side: Side, hd: Client, transport: str, codec: str = "bf16") -> None:
-    """The decode side of it: fetches it, and looks at every byte of the device."""
+async def receive(side: Side, hd: Client, transport: str, codec: str = "bf16", *, begun: str = "") -> None:
+    """The decode side of it: fetches it, and looks at every byte of the device; tells `begun` once it has begun."""
     made = await device(hd, codec=codec)
     wanted = moved(source())
-    ready = await hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout="60s")
+    job = hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout="60s")
+    if begun:
+        await job.start()
+        await side.tell(begun)
+    ready = await job
     assert ready.transport == transport
     c.check(made, c.target_spec(codec=codec), wanted, guards=[made])
     await made.release()

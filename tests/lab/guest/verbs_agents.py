@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from hawk.client import Client
-from hawk.errors import HawkError, LeaseExpired, PeerLost, PeerUnreachable, TransferFailed
+from hawk.errors import Aborted, HawkError, LeaseExpired, PeerLost, PeerUnreachable, TransferFailed
 from hawk.handles import DeviceCache, Fetch
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import back_to, clients, counts
+from tests.end_to_end.test_operate import hawk
 from tests.lab.guest.meet import Meeting
 from tests.lab.guest.sides import LAYERS, LIMIT, TOKENS, Side, device, moved, receive, send, source
 
@@ -60,6 +62,49 @@ async def test_every_byte_arrives_and_no_other_changes(side: Side, codec: str) -
         else:
             await receive(side, client, "verbs", codec)
         await back_to(before, client, LIMIT)
+    await side.together()
+
+
+async def test_the_doctor_moves_a_few_bytes_from_the_peer(side: Side) -> None:
+    if not side.prefill:
+        way = ("--peer", "p0", "--timeout", "60s", "--local", side.agent.local)
+        found = {
+            line["name"]: (line["level"], line["text"])
+            for line in json.loads(await hawk("doctor", "--json", *way))
+        }
+        assert found["peer p0 by verbs"][0] == "ok", found
+        assert "were the right ones" in found["peer p0 by verbs"][1]
+        assert found["rxe0 port 1 GID"] == ("ok", "10.77.0.2 at index 1")
+        assert found["transport verbs"][0] == "ok", found
+    await side.together()
+
+
+async def test_an_offer_is_withdrawn_from_one_of_two_jobs(side: Side) -> None:
+    """Both read over one link: the one whose key is taken back ends by that, and the other ready."""
+    async with clients(side.agent) as (client,):
+        if side.prefill:
+            of = source(LAYERS)
+            cache = await client.register(of)
+            blocks = moved(of).source_blocks
+            offer = await client.offer(
+                "withdrawn", cache, blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min"
+            )
+            await side.tell(offer.ticket)
+            assert await side.hear() == "some"
+            sending = asyncio.get_running_loop().create_task(send(side, client, "kept"))
+            assert await side.hear() == "both"
+            await offer.withdraw()
+            await sending
+            assert await offer.ended() == "withdrawn"
+            await cache.release()
+        else:
+            job, made = await _half(side, client)
+            await side.tell("some")
+            receiving = asyncio.get_running_loop().create_task(receive(side, client, "verbs", begun="both"))
+            with pytest.raises(Aborted, match="withdrew"):
+                await job
+            await receiving
+            await made.release()
     await side.together()
 
 

@@ -1,14 +1,24 @@
-"""verbs meets the transport contract over a real device, Soft-RoCE: the same tests as tcp, shm and the fake device."""
+"""verbs meets the transport contract over a real device, Soft-RoCE: the same tests as tcp, shm and the fake device.
+
+Two guests share the tests between them; each reads from itself.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hawk.transports.base import Transport
-from hawk.transports.testing import AccessContract, ContractBase, TransportContract
+from hawk.transports.testing import AccessContract, ContractBase, EndsContract, MovingContract
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
+from tests.contract.verbs_keys import StaleKeys
+from tests.lab.guest.rdma import guests, node
 
 SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
+
+
+def here(half: int) -> bool:
+    """Whether this half of the tests runs in this guest."""
+    return guests() == 1 or node() == half
 
 
 class OverRxe(ContractBase):
@@ -19,9 +29,16 @@ class OverRxe(ContractBase):
         return VerbsTransport(self.config)
 
 
-class TestOneQueuePair(OverRxe, TransportContract):
-    config = VerbsConfig(queue_pairs=1, **SMALL)
+if here(1):
+
+    class TestBytes(OverRxe, MovingContract, StaleKeys):
+        config = VerbsConfig(queue_pairs=1, **SMALL)
 
 
-class TestWithoutWindows(OverRxe, AccessContract):
-    config = VerbsConfig(queue_pairs=2, windows="off", **SMALL)
+if here(2):
+
+    class TestKeysAndEndings(OverRxe, AccessContract, EndsContract):
+        config = VerbsConfig(queue_pairs=1, **SMALL)
+
+    class TestWithoutWindows(OverRxe, AccessContract):
+        config = VerbsConfig(queue_pairs=2, windows="off", **SMALL)

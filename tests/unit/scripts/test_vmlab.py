@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -176,6 +177,26 @@ def test_a_module_is_built_in_a_copy_and_once(
 
 def test_the_suites_of_the_tree_can_be_read() -> None:
     assert {"smoke", "pair"} <= set(vmlab.load_suites())
+
+
+def test_what_suites_choose_is_there() -> None:
+    """A name that no test has would leave tests out without a word."""
+    root = suites.ROOT
+    contract = [
+        *(root / "transports" / "testing").glob("*.py"),
+        root / "tests" / "contract" / "verbs_keys.py",
+    ]
+    for suite in vmlab.load_suites().values():
+        files = [*contract, *(suites.GUEST_TESTS / file for file in suite.files)]
+        text = "\n".join(path.read_text() for path in files)
+        missing = [word for word in re.findall(r"\w+", suite.tests) if word not in text]
+        assert not missing, f"[{suite.name}]"
+
+
+def test_a_suite_chooses_by_pytests_own_option() -> None:
+    command = vmlab.Lab()._command(vmlab.Suite("one", "x", ("smoke.py",), tests="a\n  or b"), ["-x"])
+    assert command[command.index("-k") + 1] == "a or b"
+    assert list(command[-2:]) == ["tests/lab/guest/smoke.py", "-x"]
 
 
 @pytest.mark.parametrize(
