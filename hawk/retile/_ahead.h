@@ -51,19 +51,32 @@ static void look_ahead(struct ahead *a, const struct call *c, int target)
 #define AHEAD_BYTES 4096
 
 /* Bytes of a group at most, for it has to stay in the second cache until it is read. */
-#define GROUP_BYTES (256 << 10)
+#define GROUP_BYTES (128 << 10)
 
-/* Pieces [first, last) whose places in the source lie among each other: they are asked for as one, in the order of addresses,
- * while the group before is carried out.  The hardware sees that order and hurries ahead of it. */
+/* Pieces [first, last) whose places in the source lie among each other, or leave gaps but are of one page: they are asked for as
+ * one, in the order of addresses, while the group before is carried out.  The hardware sees that order and hurries ahead of it. */
 struct group {
     int64_t first, last;
-    const uint8_t *from; /* NULL where the pieces leave gaps */
+    const uint8_t *from; /* NULL where nothing is known of its lines */
     int64_t bytes;
+    int gaps;
+};
+
+#define RING 256
+#define GROUP_PIECES 96 /* two groups, and a little more, have to find room in the ring */
+#define GROUP_LINES (GROUP_BYTES / 64)
+#define TRIES 4
+
+/* The lines of a group that leaves gaps, as byte offsets from its lowest, in the order of addresses: found once for all groups
+ * whose pieces lie alike. */
+struct trail {
+    int64_t pieces, each, skip; /* each: lines for each piece; skip: from the line that the lowest is in */
+    int tries;                  /* how often lines may still be found */
+    int64_t at[GROUP_PIECES];   /* the pieces */
+    int32_t line[GROUP_LINES + GROUP_PIECES + MAX_RUNS];
 };
 
 /* What `execute` goes through: pieces are looked at once, some way ahead, and kept until they are carried out. */
-#define RING 256
-#define GROUP_PIECES 96 /* two groups, and a little more, have to find room in the ring */
 #define BATCH 16
 #define COLUMNS_AHEAD (3 * BATCH)
 struct course {
@@ -74,6 +87,8 @@ struct course {
     int64_t far; /* pieces */
     struct ahead from, into;
     struct inspection seen;
+    struct trail trail;
+    int32_t along[MAX_RUNS]; /* lines without gaps */
     struct piece at[RING];
 };
 
@@ -100,6 +115,37 @@ static const struct piece *whole_piece(struct course *o, int64_t i)
     return p && i < o->end && p->whole ? p : NULL;
 }
 
+/* The lines of group `g`, which leaves gaps; 0 where it is not like those that are known. */
+static int find_trail(struct course *o, const struct group *g, uintptr_t low)
+{
+    struct trail *t = &o->trail;
+    const int64_t pieces = g->last - g->first, skip = (int64_t)(low & 63);
+    int like = t->pieces == pieces && t->skip == skip;
+    for (int64_t i = 0; like && i < pieces; i++)
+        like = t->at[i] == (int64_t)((uintptr_t)o->at[(g->first + i) % RING].from - low);
+    if (like || !o->from.lines || !t->tries)
+        return like;
+    uint64_t taken[GROUP_LINES / 64 + 1] = {0};
+    for (int64_t i = 0; i < pieces; i++) {
+        t->at[i] = (int64_t)((uintptr_t)o->at[(g->first + i) % RING].from - low);
+        for (int k = 0; k < o->from.lines; k++) {
+            const int64_t line = (skip + t->at[i] + o->from.at[k]) / 64;
+            taken[line / 64] |= (uint64_t)1 << line % 64;
+        }
+    }
+    int64_t lines = 0;
+    for (int64_t word = 0; word <= GROUP_LINES / 64; word++)
+        for (uint64_t rest = taken[word]; rest && lines < GROUP_LINES; rest &= rest - 1)
+            t->line[lines++] = (int32_t)((word * 64 + __builtin_ctzll(rest)) * 64);
+    for (int k = 0; k < GROUP_PIECES + MAX_RUNS; k++) /* whoever asks for more than there are asks for the last again */
+        t->line[lines + k] = t->line[lines - 1];
+    t->pieces = pieces;
+    t->each = (lines + pieces - 1) / pieces;
+    t->skip = skip;
+    t->tries--;
+    return 1;
+}
+
 /* Written field by field, and never copied: a load that is wider than the stores before it waits for these, and they for all
  * that goes past the caches. */
 static void find_group(struct course *o, int64_t first, struct group *g)
@@ -108,38 +154,61 @@ static void find_group(struct course *o, int64_t first, struct group *g)
     int64_t last = first + 1;
     g->first = first;
     g->from = NULL;
+    g->gaps = 0;
     if (p) {
-        const uint8_t *from = p->from;
+        const uint8_t *from = p->from, *page = p->src;
         uintptr_t low = (uintptr_t)from, high = low + (uintptr_t)o->span;
-        for (; last < first + GROUP_PIECES && (p = whole_piece(o, last)); last++) {
-            uintptr_t at = (uintptr_t)p->from, behind = at + (uintptr_t)o->span;
-            if (at < low || at >= high || behind > low + GROUP_BYTES)
-                break;
-            high = behind > high ? behind : high;
+        for (int same = 0; same < 2 && !g->from; same++) {
+            for (; last < first + GROUP_PIECES && (p = whole_piece(o, last)); last++) {
+                uintptr_t at = (uintptr_t)p->from, behind = at + (uintptr_t)o->span;
+                if (at < low || (same ? p->src != page : at >= high) || behind > low + GROUP_BYTES)
+                    break;
+                high = behind > high ? behind : high;
+            }
+            g->bytes = (int64_t)(high - low);
+            if (o->each >= (g->bytes - (g->bytes >> 2)) / (last - first))
+                g->from = from;
         }
-        g->bytes = (int64_t)(high - low);
-        if (o->each >= (g->bytes - (g->bytes >> 2)) / (last - first))
-            g->from = from;
+        g->last = last;
+        if (!g->from && g->bytes <= GROUP_BYTES && find_trail(o, g, low)) {
+            g->from = from - (low & 63);
+            g->gaps = 1;
+        }
     }
     g->last = last;
 }
 
-/* Where the lines begin that are asked for while piece i is carried out; NULL where the table of lines has to tell. */
-static const uint8_t *ask(struct course *o, int64_t i)
+/* The lines that are asked for while piece i is carried out; from NULL where the table of lines has to tell. */
+static struct soon ask(struct course *o, int64_t i)
 {
     while (i >= o->group[o->now].last) {
         o->now ^= 1;
         find_group(o, o->group[o->now].last, &o->group[o->now ^ 1]);
     }
     const struct group *now = &o->group[o->now], *next = &o->group[o->now ^ 1];
+    struct soon soon = {NULL, NULL};
     if (!next->from)
-        return NULL;
+        return soon;
     if (now->last - now->first == 1) { /* the next piece alone would be too late */
         const struct piece *far = whole_piece(o, i + o->far);
-        return far ? far->from : NULL;
+        if (far) {
+            soon.from = far->from;
+            if (next->gaps && next->last - next->first == 1) {
+                soon.from -= o->trail.skip;
+                soon.at = o->trail.line;
+            }
+        }
+        return soon;
     }
-    int64_t done = (i - now->first) * o->each;
-    return next->from + (done + o->each <= next->bytes ? done : 0);
+    soon.from = next->from;
+    if (next->gaps) {
+        const int64_t done = i - now->first;
+        soon.at = o->trail.line + (done < o->trail.pieces ? done : 0) * o->trail.each;
+    } else {
+        const int64_t done = (i - now->first) * o->each;
+        soon.from += done + o->each <= next->bytes ? done : 0;
+    }
+    return soon;
 }
 
 static void ask_lines(const struct ahead *a, const uint8_t *from)
@@ -194,7 +263,11 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
 {
     struct nest *t = &c->whole;
     const int stream = (flags & STREAM) != 0, bits = BITS[t->work.src_codec];
-    memset(o, 0, offsetof(struct course, at));
+    memset(o, 0, offsetof(struct course, trail));
+    o->trail.pieces = 0;
+    o->trail.tries = TRIES;
+    for (int k = 0; k < MAX_RUNS; k++)
+        o->along[k] = 64 * k;
     o->c = c;
     o->end = end;
     o->loaded = begin;
@@ -215,6 +288,8 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
     if (stream && (bundle.pieces || t->lines))
         o->into.lines = 0; /* what goes past the caches is not read first */
     t->move.far = !o->from.lines;
+    /* Lines of a piece where they are asked for as a group's: what pieces share is asked for once. */
+    const int64_t lines = o->from.lines < o->each / 64 ? o->from.lines : o->each / 64;
     for (int64_t i = begin; i < o->end; i++) {
         const struct piece *p = piece(o, i), *far;
         if (i >= o->end)
@@ -225,32 +300,42 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
             walk_partial(&c->partial, 0, p->s, p->d, 0, 0, limit);
             continue;
         }
-        const uint8_t *meanwhile = ask(o, i);
+        struct soon meanwhile = ask(o, i);
         if (o->into.lines && (far = whole_piece(o, i + AHEAD)))
             ask_lines(&o->into, far->to);
         const uint8_t *from[4];
         if (bundle.pieces && go_together(o, &bundle, i, from)) {
             struct nest *many = &c->bundled;
-            for (int k = 0; k < bundle.pieces; k++, meanwhile = k < bundle.pieces ? ask(o, ++i) : NULL)
-                many->ahead[k] = meanwhile ? meanwhile : from[k];
+            const int gaps = meanwhile.at != NULL;
+            for (int k = 0; k < bundle.pieces; k++) {
+                many->ahead[k].from = meanwhile.from ? meanwhile.from : from[k];
+                many->ahead[k].at = meanwhile.at ? meanwhile.at : gaps ? o->along : NULL;
+                if (k + 1 < bundle.pieces)
+                    meanwhile = ask(o, ++i);
+            }
             put_lines(many, from, p->to, stream);
             continue;
         }
         prepare(t, c, p);
         if (t->kind == WHOLE_LINES) {
-            t->ahead[0] = meanwhile ? meanwhile : p->from;
-            t->ahead[1] = t->ahead[0] + (o->each >> 1);
+            t->ahead[0].from = t->ahead[1].from = meanwhile.from ? meanwhile.from : p->from;
+            t->ahead[0].at = meanwhile.at;
+            if (meanwhile.at)
+                t->ahead[1].at = meanwhile.at + t->line.count;
+            else
+                t->ahead[1].from += 64 * t->line.count;
             if (!t->outer) {
                 from[0] = p->from;
                 put_lines(t, from, p->to, stream);
                 continue;
             }
-        } else if (meanwhile) {
-            for (int k = 0; k < o->from.lines; k++)
-                __builtin_prefetch(meanwhile + 64 * k, 0, 2);
+        } else if (meanwhile.from) {
+            for (int k = 0; k < lines; k++)
+                __builtin_prefetch(meanwhile.from + (meanwhile.at ? meanwhile.at[k] : 64 * k), 0, 2);
         } else if ((far = whole_piece(o, i + AHEAD))) {
             ask_lines(&o->from, far->from);
         }
+        t->next = !t->outer && (far = whole_piece(o, i + 1)) ? far->from : NULL;
         walk(t, 0, p->s, p->d, stream);
     }
 #if defined(X86)

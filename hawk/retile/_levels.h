@@ -7,6 +7,8 @@
 /* Runs of a box, and how many of them ahead their lines are asked for. */
 #define MAX_RUNS 512
 #define LEAD 8
+/* The same of long runs that go past the caches. */
+#define FAR_BYTES 4096
 
 typedef uint8_t v1 __attribute__((vector_size(16)));
 typedef uint16_t v2 __attribute__((vector_size(16)));
@@ -24,9 +26,16 @@ struct move {
     int64_t src_at[MAX_RUNS + LEAD], dst_at[MAX_RUNS], a_at[MAX_RUNS], b_at[MAX_RUNS];
 };
 
+/* Lines that are asked for while others are written: one for each of these, at `at[k]` bytes behind `from`; without `at` one after
+ * the other. */
+struct soon {
+    const uint8_t *from;
+    const int32_t *at;
+};
+
 /* How lines are made of parts of the source, one by one or in pairs; offsets in bytes. */
 struct lines {
-    void (*run)(const struct lines *, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead, int past);
+    void (*run)(const struct lines *, const uint8_t *const *from, uint8_t *to, const struct soon *ahead, int past);
     int of[4];               /* the piece that a part is of, where several are moved together */
     int64_t part[4], second; /* second: of a pair, from the first */
     int64_t beside;          /* the same pair of the two pieces behind these, from this one; 0 for none */
@@ -34,7 +43,7 @@ struct lines {
     uint16_t index[2][32]; /* words of the parts */
 };
 
-typedef void (*liner)(const struct lines *, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead, int past);
+typedef void (*liner)(const struct lines *, const uint8_t *const *from, uint8_t *to, const struct soon *ahead, int past);
 typedef void (*mover)(const struct move *, const uint8_t *from, uint8_t *to);
 typedef void (*reader)(const uint8_t *from, const uint8_t *shared, int64_t n, u32 *restrict x);
 typedef void (*writer)(const u32 *restrict x, int64_t n, uint8_t *to, uint8_t *shared);

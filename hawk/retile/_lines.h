@@ -19,19 +19,19 @@ TARGET static ALWAYS void FN(put_line)(uint8_t *to, __m512i line, int past)
         _mm512_storeu_si512(to, line);
 }
 
-/* `parts` is 1, 2 or 4: a line is of so many. */
-TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *const *from, uint8_t *to, const uint8_t *const *ahead,
-                                         int parts, int past)
+/* `parts` is 1, 2 or 4: a line is of so many.  `gaps`: what is asked for stands in a table, which costs a tenth more. */
+TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
+                                         const struct soon *ahead, int parts, int gaps, int past)
 {
     const uint8_t *part[4];
     for (int i = 0; i < 4; i++)
         part[i] = from[m->of[i]] + m->part[i];
-    const uint8_t *soon = ahead[0];
+    const struct soon soon = ahead[0];
     const int64_t count = m->count;
-    for (int64_t k = 0; k < count; k++, soon += 64) {
+    for (int64_t k = 0; k < count; k++) {
         const int64_t at = m->at[k];
         __m512i line;
-        __builtin_prefetch(soon, 0, 2);
+        __builtin_prefetch(soon.from + (gaps ? soon.at[k] : 64 * k), 0, 2);
         if (parts == 1) {
             line = _mm512_loadu_si512(part[0] + at);
         } else if (parts == 2) {
@@ -49,14 +49,15 @@ TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *c
 /* Two lines at a time, of the words of four halves; `full` where these are two lines of the source.  `twins` is 2 where the two
  * pieces behind fill the lines beside: memory takes what is longer in a row at a better rate. */
 TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
-                                         const uint8_t *const *ahead, int full, int twins, int past)
+                                         const struct soon *ahead, int full, int twins, int gaps, int past)
 {
     const __m512i first = _mm512_loadu_si512(m->index[0]), second = _mm512_loadu_si512(m->index[1]);
-    const uint8_t *part[2][4], *soon[4];
+    const uint8_t *part[2][4];
+    struct soon soon[4];
     for (int i = 0; i < 4; i++) {
         part[0][i] = from[m->of[i]] + m->part[i];
         part[1][i] = twins == 2 ? from[m->of[i] + 2] + m->part[i] : NULL;
-        soon[i] = i < 2 * twins ? ahead[i] : NULL;
+        soon[i] = ahead[i < 2 * twins ? i : 0];
     }
     const int64_t count = m->count, other = m->second, beside = m->beside;
     for (int64_t k = 0; k < count; k++) {
@@ -64,7 +65,7 @@ TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *c
         uint8_t *into = to + m->to[k];
         __m512i a[2], b[2];
         for (int i = 0; i < 2 * twins; i++)
-            __builtin_prefetch(soon[i] + 64 * k, 0, 2);
+            __builtin_prefetch(soon[i].from + (gaps ? soon[i].at[k] : 64 * k), 0, 2);
         for (int i = 0; i < twins; i++) {
             if (full) {
                 a[i] = _mm512_loadu_si512(part[i][0] + at);
@@ -83,12 +84,14 @@ TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *c
 
 #define LINES(NAME, CALL, ...)                                                                                    \
     TARGET static void FN(NAME)(const struct lines *m, const uint8_t *const *from, uint8_t *to,                   \
-                                const uint8_t *const *ahead, int past)                                            \
+                                const struct soon *ahead, int past)                                               \
     {                                                                                                             \
-        if (past)                                                                                                 \
-            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 1);                                                         \
+        if (past && ahead[0].at)                                                                                  \
+            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 1, 1);                                                      \
+        else if (past)                                                                                            \
+            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 0, 1);                                                      \
         else                                                                                                      \
-            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 0);                                                         \
+            FN(CALL)(m, from, to, ahead, __VA_ARGS__, 0, 0);                                                      \
     }
 LINES(line_whole, fill_lines, 1)
 LINES(line_halves, fill_lines, 2)

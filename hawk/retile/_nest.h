@@ -34,7 +34,8 @@ struct nest {
     int lines;                                        /* whether these are whole lines, if the box begins on one */
     int64_t unit;                                     /* elements of one token that are contiguous in the target */
     int unit_level;
-    const uint8_t *ahead[4]; /* what is asked for meanwhile, for each piece of a bundle */
+    const uint8_t *next;  /* where the next piece lies, if this one is a single box */
+    struct soon ahead[4]; /* what is asked for meanwhile, for each piece of a bundle */
     struct lines line;
     struct move move, put; /* put: the image into the target */
     fusion fused;   /* moves and converts at once, or NULL */

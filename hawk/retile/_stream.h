@@ -47,10 +47,40 @@ TARGET static void FN(stream4)(uint8_t *const to[4], const uint8_t *const from[4
         }
 }
 
-/* The runs of `m`, of whole 16-byte words, one after the other on lines of the target that they fill. */
-TARGET static void FN(stream_runs)(const struct move *m, const uint8_t *from, uint8_t *to)
+#ifdef WITH_AVX2
+/* Long runs, the lines of those some way ahead asked for meanwhile: behind the last one those of `next`. */
+TARGET static void FN(stream_far)(const struct move *m, const uint8_t *from, uint8_t *to, const uint8_t *next)
+{
+    const int64_t lead = m->bytes < FAR_BYTES ? FAR_BYTES / m->bytes : 1;
+    for (int64_t k = 0; k < m->runs; k++) {
+        const uint8_t *f = from + m->src_at[k];
+        uint8_t *t = to + m->dst_at[k];
+        const int64_t then = k + lead;
+        const uint8_t *ahead = then < m->runs ? from + m->src_at[then] : next + m->src_at[then % m->runs];
+        for (int64_t i = 0; i < m->bytes; i += 64) {
+            __builtin_prefetch(ahead + i, 0, 2);
+#ifdef WITH_AVX512
+            _mm512_stream_si512((void *)(t + i), _mm512_loadu_si512(f + i));
+#else
+            __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(f + i));
+            __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(f + i + 32));
+            _mm256_stream_si256((__m256i *)(void *)(t + i), a);
+            _mm256_stream_si256((__m256i *)(void *)(t + i + 32), b);
+#endif
+        }
+    }
+}
+#endif
+
+/* The runs of `m`, of whole 16-byte words, one after the other on lines of the target that they fill.  `next`: from where this goes
+ * on. */
+TARGET static void FN(stream_runs)(const struct move *m, const uint8_t *from, uint8_t *to, const uint8_t *next)
 {
 #ifdef WITH_AVX2
+    if (m->far && m->bytes % 64 == 0) {
+        FN(stream_far)(m, from, to, next);
+        return;
+    }
     if (m->bytes == 32 && !m->far) {
         for (int64_t k = 0; k < m->runs; k++)
             _mm256_stream_si256((__m256i *)(void *)(to + m->dst_at[k]),
@@ -58,6 +88,7 @@ TARGET static void FN(stream_runs)(const struct move *m, const uint8_t *from, ui
         return;
     }
 #endif
+    (void)next;
     for (int64_t k = 0; k < m->runs; k++) {
         const uint8_t *f = from + m->src_at[k];
         uint8_t *t = to + m->dst_at[k];

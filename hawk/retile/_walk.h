@@ -23,7 +23,7 @@ static void flush(const struct nest *t, int64_t d, int stream)
     uint8_t *codes = w->dst + w->dst_header + d * BITS[w->dst_codec] / 8;
 #if defined(X86)
     if (stream && ((uintptr_t)codes & 63) == 0)
-        PICK(stream_runs)(&t->put, t->room->image, codes);
+        PICK(stream_runs)(&t->put, t->room->image, codes, NULL);
     else
 #endif
         t->put.run(&t->put, t->room->image, codes);
@@ -148,7 +148,8 @@ static void box(const struct nest *t, int64_t s, int64_t d, int stream)
         uint8_t *to = w->dst + d * width;
 #if defined(X86)
         if (stream && t->lines && t->move.bytes % 16 == 0 && ((uintptr_t)to & 63) == 0) {
-            PICK(stream_runs)(&t->move, w->src + s * width, to);
+            const uint8_t *from = w->src + s * width;
+            PICK(stream_runs)(&t->move, from, to, t->next ? t->next : from);
             return;
         }
 #endif

@@ -61,6 +61,13 @@ def hnd(shape, codec=BF16):
     )
 
 
+def beside(shape, codec=BF16):
+    """K and V of a token side by side in one page: either's rows leave gaps of their own length."""
+    s = shape
+    inside = [("head", 1, s.heads), ("slot", 1, s.block_size), ("kv", 1, s.kvs), ("dim", 1, s.dim)]
+    return compiled("beside", s, codec, [("layer", 1, s.layers), ("block", 1, s.blocks)], inside)
+
+
 def dim_major(shape, codec=BF16):
     """Dims outside, tokens innermost: rows vary along a contiguous run."""
     s = shape

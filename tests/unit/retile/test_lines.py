@@ -20,6 +20,7 @@ MARGIN = 128
 SIDES = {
     "nhd": lay.nhd,
     "hnd": lay.hnd,
+    "beside": lay.beside,
     "tiles": lay.tiles,
     "woven": lambda shape, codec: lay.tiles(shape, codec, channels=3, interleave=True),
     "lanes": lay.head_fraction,
@@ -75,6 +76,10 @@ def compare(a, b, off, *, token=0, tokens=None, seed=0):
         ("lanes", "nhd"),
         ("lanes32", "lanes"),
         ("lanes", "woven"),
+        ("beside", "tiles"),
+        ("beside", "woven"),
+        ("beside", "nhd"),
+        ("nhd", "hnd"),
     ],
     ids="-".join,
 )
