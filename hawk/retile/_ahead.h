@@ -1,119 +1,5 @@
 /* The pieces of a call carried out, and what they read asked for ahead. */
-#include "_call.h"
-
-/* Lines of a whole piece on one side, as byte offsets from its first element; `lines` is 0 where there are so many that the
- * hardware sees ahead by itself.  A page is small and the next one anywhere, so that even what is contiguous is told. */
-#define MAX_LINES 96
-struct ahead {
-    int lines;
-    int64_t at[MAX_LINES];
-};
-
-static void look_ahead(struct ahead *a, const struct call *c, int target)
-{
-    struct loop l[MAX_LOOPS];
-    int n = 0, bits = BITS[target ? c->whole.work.dst_codec : c->whole.work.src_codec];
-    a->lines = 0;
-    for (int i = 0; i < c->loops; i++) { /* by stride, smallest first */
-        if (c->loop[i].ext == 1)
-            continue;
-        int64_t step = target ? c->loop[i].dst : c->loop[i].src;
-        int k = n++;
-        for (; k > 0 && l[k - 1].src > step; k--)
-            l[k] = l[k - 1];
-        l[k] = (struct loop){c->loop[i].ext, step, 0, 0, 0};
-    }
-    int64_t run = 1, lines = 1;
-    int first = 0;
-    while (first < n && l[first].src == run)
-        run *= l[first++].ext;
-    int64_t bytes = run * bits / 8;
-    lines = (bytes + 63) / 64;
-    if (lines > MAX_LINES)
-        return;
-    for (int i = first; i < n; i++)
-        if (__builtin_mul_overflow(lines, l[i].ext, &lines) || lines > MAX_LINES)
-            return;
-    for (int64_t k = 0; k < lines; k++) {
-        int64_t rest = k / ((bytes + 63) / 64), at = k % ((bytes + 63) / 64) * 64;
-        for (int i = first; i < n; i++) {
-            at += rest % l[i].ext * l[i].src * bits / 8;
-            rest /= l[i].ext;
-        }
-        a->at[k] = at;
-    }
-    a->lines = (int)lines;
-}
-
-
-/* Pieces between a prefetch and its use, and bytes where these are few. */
-#define AHEAD 2
-#define AHEAD_BYTES 4096
-
-/* Bytes of a group at most, for it has to stay in the second cache until it is read. */
-#define GROUP_BYTES (128 << 10)
-
-/* Pieces [first, last) whose places in the source lie among each other, or leave gaps but are of one page: they are asked for as
- * one, in the order of addresses, while the group before is carried out.  The hardware sees that order and hurries ahead of it. */
-struct group {
-    int64_t first, last;
-    const uint8_t *from; /* NULL where nothing is known of its lines */
-    int64_t bytes;
-    int gaps;
-};
-
-#define RING 256
-#define GROUP_PIECES 96 /* two groups, and a little more, have to find room in the ring */
-#define GROUP_LINES (GROUP_BYTES / 64)
-#define TRIES 4
-
-/* The lines of a group that leaves gaps, as byte offsets from its lowest, in the order of addresses: found once for all groups
- * whose pieces lie alike. */
-struct trail {
-    int64_t pieces, each, skip; /* each: lines for each piece; skip: from the line that the lowest is in */
-    int tries;                  /* how often lines may still be found */
-    int64_t at[GROUP_PIECES];   /* the pieces */
-    int32_t line[GROUP_LINES + GROUP_PIECES + MAX_RUNS];
-};
-
-/* What `execute` goes through: pieces are looked at once, some way ahead, and kept until they are carried out. */
-#define BATCH 16
-#define COLUMNS_AHEAD (3 * BATCH)
-struct course {
-    const struct call *c;
-    int64_t end, loaded, span, each; /* bytes of a piece: from its first to its last, and its elements' own */
-    struct group group[2]; /* in turn: what is carried out, and what comes next */
-    int now;
-    int64_t far; /* pieces */
-    struct ahead from, into;
-    struct inspection seen;
-    struct trail trail;
-    int32_t along[MAX_RUNS]; /* lines without gaps */
-    struct piece at[RING];
-};
-
-/* Piece i; where it does not fit the course ends before it. */
-static const struct piece *piece(struct course *o, int64_t i)
-{
-    if (i >= o->loaded) {
-        int64_t last = i + BATCH < o->end ? i + BATCH : o->end;
-        for (int k = 0; k < COLUMNS; k++)
-            for (int64_t j = 0; j < BATCH; j += 8)
-                __builtin_prefetch(o->c->column[k] + i + COLUMNS_AHEAD + j, 0, 3);
-        for (; o->loaded < last; o->loaded++)
-            if (!inspect(o->c, o->loaded, &o->seen, &o->at[o->loaded % RING])) {
-                o->at[o->loaded % RING].whole = 0;
-                last = o->end = o->loaded;
-            }
-    }
-    return &o->at[i % RING];
-}
-
-static const struct piece *whole_piece(struct course *o, int64_t i)
-{
-    const struct piece *p = i < o->end ? piece(o, i) : NULL;
-    return p && i < o->end && p->whole ? p : NULL;
-}
+#include "_course.h"
 
 /* The lines of group `g`, which leaves gaps; 0 where it is not like those that are known. */
 static int find_trail(struct course *o, const struct group *g, uintptr_t low)
@@ -187,7 +73,7 @@ static struct soon ask(struct course *o, int64_t i)
     }
     const struct group *now = &o->group[o->now], *next = &o->group[o->now ^ 1];
     struct soon soon = {NULL, NULL};
-    if (!next->from)
+    if (!next->from || i < now->first)
         return soon;
     if (now->last - now->first == 1) { /* the next piece alone would be too late */
         const struct piece *far = whole_piece(o, i + o->far);
@@ -218,16 +104,28 @@ static void ask_lines(const struct ahead *a, const uint8_t *from)
 }
 
 /* Lines of the target that several pieces fill, and pieces that lie beside each other on it. */
+#define MOST_EVERY 8
 struct bundle {
     int pieces;    /* 0 where there are none */
+    int every;     /* how many bundles are among each other: piece i goes with i + every, i + 2 * every, ... */
     int64_t apart; /* elements of the target from one to the next */
 };
 
 static struct bundle find_bundle(struct call *c, struct course *o, int64_t begin)
 {
-    const struct bundle none = {0, 0};
-    const struct piece *a = whole_piece(o, begin), *b = whole_piece(o, begin + 1);
-    if (!movers()->lines[0] || !a || !b || a->dst != b->dst || a->d >= b->d || c->loops >= MAX_LOOPS || c->last_src >= APART)
+    const struct bundle none = {0, 0, 0};
+    const struct piece *a = whole_piece(o, begin), *b = NULL;
+    int every = 0;
+    if (!movers()->lines[0] || !a || c->loops >= MAX_LOOPS || c->last_src >= APART)
+        return none;
+    while (!b && every < MOST_EVERY) {
+        b = whole_piece(o, begin + ++every);
+        if (!b)
+            return none;
+        if (a->dst != b->dst || a->d >= b->d)
+            b = NULL;
+    }
+    if (!b)
         return none;
     const int64_t apart = b->d - a->d;
     for (int pieces = 4; pieces > 1; pieces /= 2) {
@@ -239,23 +137,43 @@ static struct bundle find_bundle(struct call *c, struct course *o, int64_t begin
         l[n] = (struct loop){pieces, APART, apart, 0, 0};
         if (build(&c->bundled, l, c->loops + 1, 1, &c->whole.work) && c->bundled.kind == WHOLE_LINES && !c->bundled.outer &&
             (c->whole.kind != WHOLE_LINES || c->bundled.line.second == 64)) /* else one alone writes as much in a row */
-            return (struct bundle){pieces, apart};
+            return (struct bundle){pieces, every, apart};
     }
     return none;
 }
 
-/* Does piece i begin a bundle?  Then `from` are its pieces. */
-static int go_together(struct course *o, const struct bundle *b, int64_t i, const uint8_t **from)
+/* Do bundles begin with piece i, as many as are among each other? */
+static int go_together(struct course *o, const struct bundle *b, int64_t i)
 {
-    const struct piece *first = whole_piece(o, i);
-    from[0] = first->from;
-    for (int k = 1; k < b->pieces; k++) {
-        const struct piece *p = whole_piece(o, i + k);
-        if (!p || p->dst != first->dst || p->d != first->d + k * b->apart)
+    for (int j = 0; j < b->every; j++) {
+        const struct piece *first = whole_piece(o, i + j);
+        if (!first)
             return 0;
-        from[k] = p->from;
+        const uint8_t *dst = first->dst;
+        const int64_t d = first->d;
+        for (int k = 1; k < b->pieces; k++) {
+            const struct piece *p = whole_piece(o, i + j + k * b->every);
+            if (!p || p->dst != dst || p->d != d + k * b->apart)
+                return 0;
+        }
     }
     return 1;
+}
+
+/* Those bundles; what is asked for meanwhile lies behind all of them. */
+static void put_bundles(struct course *o, struct nest *t, const struct bundle *b, int64_t i, int stream)
+{
+    const int64_t behind = b->every > 1 ? (b->pieces - 1) * b->every : 0;
+    const uint8_t *from[4];
+    for (int j = 0, n = 0; j < b->every; j++) {
+        for (int k = 0; k < b->pieces; k++, n++) {
+            const struct soon soon = ask(o, i + n + behind);
+            from[k] = piece(o, i + j + k * b->every)->from;
+            t->ahead[k].from = soon.from ? soon.from : from[k];
+            t->ahead[k].at = soon.at || !k || !t->ahead[0].at ? soon.at : o->along;
+        }
+        put_lines(t, from, piece(o, i + j)->to, stream);
+    }
 }
 
 /* Carry out [begin, end); 0, and `bad` says where, if a piece does not fit. */
@@ -279,10 +197,14 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
     o->each = (int64_t)(each / 8);
     look_ahead(&o->from, c, 0);
     look_ahead(&o->into, c, 1);
+    if (stream)
+        find_order(o, begin);
     const struct bundle bundle = find_bundle(c, o, begin);
     o->far = AHEAD;
     if (bundle.pieces || t->kind == WHOLE_LINES)
         o->far = o->each >= AHEAD_BYTES ? 1 : o->each < AHEAD_BYTES / BATCH ? BATCH : AHEAD_BYTES / o->each;
+    if (o->far < 2 * bundle.pieces) /* those of this bundle are being read */
+        o->far = 2 * bundle.pieces;
     o->group[0].last = begin; /* nothing yet */
     find_group(o, begin, &o->group[1]);
     if (stream && (bundle.pieces || t->lines))
@@ -295,27 +217,20 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
         if (i >= o->end)
             break;
         if (!p->whole) {
-            int64_t limit[3] = {c->column[LO][i], c->column[HI][i], c->column[COLS][i]};
+            const int64_t at = ordered(&o->order, i);
+            const int64_t limit[3] = {c->column[LO][at], c->column[HI][at], c->column[COLS][at]};
             prepare(&c->partial, c, p);
             walk_partial(&c->partial, 0, p->s, p->d, 0, 0, limit);
             continue;
         }
-        struct soon meanwhile = ask(o, i);
-        if (o->into.lines && (far = whole_piece(o, i + AHEAD)))
-            ask_lines(&o->into, far->to);
-        const uint8_t *from[4];
-        if (bundle.pieces && go_together(o, &bundle, i, from)) {
-            struct nest *many = &c->bundled;
-            const int gaps = meanwhile.at != NULL;
-            for (int k = 0; k < bundle.pieces; k++) {
-                many->ahead[k].from = meanwhile.from ? meanwhile.from : from[k];
-                many->ahead[k].at = meanwhile.at ? meanwhile.at : gaps ? o->along : NULL;
-                if (k + 1 < bundle.pieces)
-                    meanwhile = ask(o, ++i);
-            }
-            put_lines(many, from, p->to, stream);
+        if (bundle.pieces && go_together(o, &bundle, i)) {
+            put_bundles(o, &c->bundled, &bundle, i, stream);
+            i += bundle.pieces * bundle.every - 1;
             continue;
         }
+        const struct soon meanwhile = ask(o, i);
+        if (o->into.lines && (far = whole_piece(o, i + AHEAD)))
+            ask_lines(&o->into, far->to);
         prepare(t, c, p);
         if (t->kind == WHOLE_LINES) {
             t->ahead[0].from = t->ahead[1].from = meanwhile.from ? meanwhile.from : p->from;
@@ -325,7 +240,7 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
             else
                 t->ahead[1].from += 64 * t->line.count;
             if (!t->outer) {
-                from[0] = p->from;
+                const uint8_t *const from[1] = {p->from};
                 put_lines(t, from, p->to, stream);
                 continue;
             }

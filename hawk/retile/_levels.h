@@ -41,6 +41,10 @@ struct lines {
     int64_t beside;          /* the same pair of the two pieces behind these, from this one; 0 for none */
     int64_t count, at[MAX_RUNS], to[MAX_RUNS];
     uint16_t index[2][32]; /* words of the parts */
+    /* Of lines that are columns of the source: the rows that a column is of, for a line or two beside each other, and where the
+     * lines of 16 columns go. */
+    int pieces, sets, row_of[64];
+    int64_t row[64], column[16];
 };
 
 typedef void (*liner)(const struct lines *, const uint8_t *const *from, uint8_t *to, const struct soon *ahead, int past);
@@ -72,9 +76,9 @@ struct converters {
 };
 
 /* By width: 1, 2 and 4 bytes; of twos and of fours.  Lines of two parts, of four, and pairs sorted from two lines
- * of the source or from four halves, once and twice, lines as they are, or NULL. */
+ * of the source or from four halves, once and twice, lines as they are, and those of a column or of halves of two; or NULL. */
 struct movers {
-    liner lines[6];
+    liner lines[8];
     mover runs, strided[3], gather[3], transpose[3], weave[2][3], unweave[2][3];
 };
 

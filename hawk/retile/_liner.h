@@ -94,6 +94,84 @@ static int pair_lines(struct lines *m, struct loop *l, int64_t *at, int width, i
     return 1;
 }
 
+/* Loops that give columns of the source one by one, from a step of `run` elements on, until there are 16 elements: where their lines
+ * go, and what is left of these loops. */
+static int take_columns(struct lines *m, struct loop *l, int n, int64_t run, int width)
+{
+    for (int64_t count = 1; run < 16;) {
+        int k = 0;
+        while (k < n && (l[k].src != run || l[k].ext == 1))
+            k++;
+        if (k == n)
+            return 0;
+        const int64_t part = l[k].ext < 16 / run ? l[k].ext : 16 / run;
+        if (l[k].ext % part || 16 % (run * part))
+            return 0;
+        for (int64_t i = count; i < part * count; i++)
+            m->column[i] = m->column[i % count] + i / count * l[k].dst * width;
+        count *= part;
+        run *= part;
+        l[k] = (struct loop){l[k].ext / part, l[k].src * part, l[k].dst * part, 0, 0};
+    }
+    return 1;
+}
+
+static void set_rows(struct lines *m, int first, const int64_t *at, int n, int64_t by, int width)
+{
+    for (int i = 0; i < n; i++) {
+        m->row_of[first + i] = (int)((at[i] + by) / APART);
+        m->row[first + i] = (at[i] + by) % APART * width;
+        if (m->pieces <= m->row_of[first + i])
+            m->pieces = m->row_of[first + i] + 1;
+    }
+}
+
+/* A loop of an even number of steps, of those that go `dst` elements of the target on, or of any; the one that reaches least far
+ * in the source. */
+static int find_even(const struct loop *l, int n, int64_t dst)
+{
+    int found = -1;
+    for (int k = 0; k < n; k++)
+        if (l[k].ext % 2 == 0 && (!dst || l[k].dst == dst) && (found < 0 || l[k].src < l[found].src))
+            found = k;
+    return found;
+}
+
+static void halve(struct loop *l) { *l = (struct loop){l->ext / 2, 2 * l->src, 2 * l->dst, 0, 0}; }
+
+/* Lines that are columns of the source, or half and half of two neighbours; 0 where they are not. */
+static int turn_lines(struct lines *m, struct loop *outer, int n, const int64_t *at, int width)
+{
+    struct loop l[MAX_LOOPS + 2];
+    int pairs = 1;
+    if (width != 2)
+        return 0;
+    memcpy(l, outer, (size_t)n * sizeof *l);
+    for (int i = 0; i < 16; i++)
+        pairs &= at[16 + i] == at[i] + 1;
+    if (!take_columns(m, l, n, pairs ? 2 : 1, width))
+        return 0;
+    const int other = find_even(l, n, pairs ? 0 : 32);
+    m->pieces = m->sets = 1;
+    set_rows(m, 0, at, pairs ? 16 : 32, 0, width);
+    if (pairs) {
+        if (other < 0)
+            return 0;
+        set_rows(m, 16, at, 16, l[other].src, width);
+        for (int i = 0; i < 8; i++)
+            m->column[8 + i] = m->column[i] + l[other].dst * width;
+        halve(&l[other]);
+    } else if (other >= 0) {
+        m->sets = 2;
+        m->beside = 64;
+        set_rows(m, 32, at, 32, l[other].src, width);
+        halve(&l[other]);
+    }
+    m->run = movers()->lines[pairs ? 7 : 6];
+    memcpy(outer, l, (size_t)n * sizeof *l);
+    return m->pieces == 1 || m->pieces == 2 || m->pieces == 4;
+}
+
 /* How lines are filled whose elements lie at `at`; a loop of `outer` may give every other line of a pair. */
 static int fill_line(struct lines *m, struct loop *outer, int outers, int64_t *at, int width)
 {
@@ -112,7 +190,7 @@ static int fill_line(struct lines *m, struct loop *outer, int outers, int64_t *a
     /* Of two pieces a line each, side by side. */
     for (int k = 0; k < outers; k++)
         if (outer[k].src == APART)
-            return pair_lines(m, &outer[k], at, width, 0);
+            return pair_lines(m, &outer[k], at, width, 0) || turn_lines(m, outer, outers, at, width);
     /* Reading whole lines comes first. */
     for (int k = 0; k < outers; k++)
         if (pair_lines(m, &outer[k], at, width, 1))
@@ -132,7 +210,7 @@ static int fill_line(struct lines *m, struct loop *outer, int outers, int64_t *a
     for (int k = 0; k < outers; k++)
         if (pair_lines(m, &outer[k], at, width, 0))
             return 1;
-    return 0;
+    return turn_lines(m, outer, outers, at, width);
 }
 
 /* A box as whole lines; 0 where that does not do. */

@@ -1,7 +1,7 @@
 /* Whole lines of the target, put together in registers.  Included for AVX-512 alone: a register is a line there.
  *
  * A line is of parts that are contiguous in the source, or two lines are of four such parts of 32 bytes whose elements go to
- * the one or the other.  Few instructions a line matter more than anything else here: the processor looks so far ahead that it
+ * the one or the other, or they are columns of the source.  Few instructions a line matter more than anything else here: the processor looks so far ahead that it
  * reads the next pieces meanwhile, and how many of these it sees is a question of how long a piece is.
  */
 
@@ -82,6 +82,60 @@ TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *c
     }
 }
 
+/* Eight columns of words of 32 rows, a line each. */
+TARGET static ALWAYS void FN(turn)(const uint8_t *const *row, int64_t at, __m512i *x)
+{
+    for (int r = 0; r < 8; r++) {
+        x[r] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)(row[r] + at)));
+        x[r] = _mm512_inserti32x4(x[r], _mm_loadu_si128((const __m128i *)(const void *)(row[r + 8] + at)), 1);
+        x[r] = _mm512_inserti32x4(x[r], _mm_loadu_si128((const __m128i *)(const void *)(row[r + 16] + at)), 2);
+        x[r] = _mm512_inserti32x4(x[r], _mm_loadu_si128((const __m128i *)(const void *)(row[r + 24] + at)), 3);
+    }
+    for (int turn = 0; turn < 3; turn++) {
+        __m512i y[8];
+        for (int i = 0; i < 4; i++) {
+            y[2 * i] = _mm512_unpacklo_epi16(x[i], x[i + 4]);
+            y[2 * i + 1] = _mm512_unpackhi_epi16(x[i], x[i + 4]);
+        }
+        for (int i = 0; i < 8; i++)
+            x[i] = y[i];
+    }
+}
+
+/* Sixteen columns at a time.  With `pairs` the first 16 rows and the others are of lines of their own, each of which is of two
+ * columns; `sets` is 2 where the lines beside are filled, too. */
+TARGET static ALWAYS void FN(turn_columns)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
+                                           const struct soon *ahead, int pairs, int sets, int gaps, int past)
+{
+    const uint8_t *row[64];
+    struct soon soon[4];
+    for (int i = 0; i < 32 * sets; i++)
+        row[i] = from[m->row_of[i]] + m->row[i];
+    for (int i = 0; i < 4; i++)
+        soon[i] = ahead[i < m->pieces ? i : 0];
+    const int64_t count = m->count, beside = m->beside;
+    const int mask = m->pieces - 1, share = m->pieces == 4 ? 2 : m->pieces - 1;
+    for (int64_t k = 0, n = 0; k < 2 * count; k++) {
+        const int64_t at = m->at[k / 2] + k % 2 * 16;
+        const int64_t *column = m->column + k % 2 * (pairs ? 4 : 8);
+        uint8_t *into = to + m->to[k / 2];
+        __m512i x[2][8];
+        for (int i = 0; i < 8 * sets; i++, n++) {
+            const struct soon *s = &soon[n & mask];
+            __builtin_prefetch(s->from + (gaps ? s->at[n >> share] : 64 * (n >> share)), 0, 2);
+        }
+        for (int i = 0; i < sets; i++)
+            FN(turn)(row + 32 * i, at, x[i]);
+        for (int c = 0; pairs && c < 4; c++)
+            FN(put_line)(into + column[c], _mm512_shuffle_i64x2(x[0][2 * c], x[0][2 * c + 1], 0x44), past);
+        for (int c = 0; pairs && c < 4; c++)
+            FN(put_line)(into + column[8 + c], _mm512_shuffle_i64x2(x[0][2 * c], x[0][2 * c + 1], 0xee), past);
+        for (int c = 0; !pairs && c < 8; c++)
+            for (int i = 0; i < sets; i++)
+                FN(put_line)(into + column[c] + i * beside, x[i][c], past);
+    }
+}
+
 #define LINES(NAME, CALL, ...)                                                                                    \
     TARGET static void FN(NAME)(const struct lines *m, const uint8_t *const *from, uint8_t *to,                   \
                                 const struct soon *ahead, int past)                                               \
@@ -99,4 +153,15 @@ LINES(line_quarters, fill_lines, 4)
 LINES(line_pairs, sort_words, 1, 1)
 LINES(line_words, sort_words, 0, 1)
 LINES(line_twins, sort_words, 0, 2)
+LINES(line_column_pairs, turn_columns, 1, 1)
+LINES(line_single_columns, turn_columns, 0, 1)
+LINES(line_twin_columns, turn_columns, 0, 2)
 #undef LINES
+
+TARGET static void FN(line_columns)(const struct lines *m, const uint8_t *const *from, uint8_t *to, const struct soon *ahead, int past)
+{
+    if (m->sets == 2)
+        FN(line_twin_columns)(m, from, to, ahead, past);
+    else
+        FN(line_single_columns)(m, from, to, ahead, past);
+}

@@ -235,7 +235,8 @@ PICK_APART(4, v4, 4, EVEN4, ODD4)
 
 static const struct movers FN(movers) = {
 #ifdef WITH_AVX512
-    .lines = {FN(line_halves), FN(line_quarters), FN(line_pairs), FN(line_words), FN(line_twins), FN(line_whole)},
+    .lines = {FN(line_halves), FN(line_quarters), FN(line_pairs), FN(line_words), FN(line_twins), FN(line_whole),
+              FN(line_columns), FN(line_column_pairs)},
 #endif
     .runs = FN(move_runs),
     .strided = {FN(strided1), FN(strided2), FN(strided4)},

@@ -80,6 +80,13 @@ def dim_major(shape, codec=BF16):
     )
 
 
+def columns(shape, codec=BF16):
+    """As `dim_major`, a page for each head: what follows each other in a request comes back to it."""
+    s = shape
+    page = [("layer", 1, s.layers), ("kv", 1, s.kvs), ("block", 1, s.blocks), ("head", 1, s.heads)]
+    return compiled("columns", s, codec, page, [("dim", 1, s.dim), ("slot", 1, s.block_size)])
+
+
 def head_fraction(shape, codec=BF16, lanes=16):
     """(head dim) cut into lanes: `block (head dim)/16 slot (head dim)%16`, heads and dims in the page."""
     s = shape

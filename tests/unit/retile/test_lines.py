@@ -21,6 +21,7 @@ SIDES = {
     "nhd": lay.nhd,
     "hnd": lay.hnd,
     "beside": lay.beside,
+    "columns": lay.columns,
     "tiles": lay.tiles,
     "woven": lambda shape, codec: lay.tiles(shape, codec, channels=3, interleave=True),
     "lanes": lay.head_fraction,
@@ -108,3 +109,30 @@ def test_blocks_of_different_sizes(monkeypatch):
         for a, b in (("nhd", "woven"), ("woven", "nhd"), ("lanes", "nhd"), ("nhd", "lanes")):
             compare(SIDES[a](small, codec), SIDES[b](large, codec), 0, token=5)
             compare(SIDES[a](large, codec), SIDES[b](small, codec), 0, token=5, tokens=90)
+
+
+@pytest.mark.skipif(not native.available(), reason="the C core is not built")
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (("nhd", 16), ("columns", 32)),
+        (("nhd", 16), ("columns", 128)),
+        (("columns", 128), ("nhd", 16)),
+        (("columns", 64), ("tiles", 64)),
+        (("columns", 128), ("woven", 64)),
+        (("woven", 64), ("columns", 128)),
+        (("columns", 16), ("columns", 64)),
+    ],
+    ids=lambda pair: f"{pair[0][0]}{pair[0][1]}-{pair[1][0]}{pair[1][1]}",
+)
+def test_columns(pair, monkeypatch):
+    """Tokens side by side; pieces that fill lines together, or read one page, do not follow each other."""
+    monkeypatch.setattr(cpu, "STREAM_BYTES", 0)
+    for codec, dim, heads in ((lay.BF16, 128, 3), (lay.BF16, 64, 2), (lay.INT8, 64, 2)):
+        a, b = (
+            SIDES[name](lay.shape_of(blocks=256 // size, dim=dim, heads=heads, block_size=size), codec)
+            for name, size in pair
+        )
+        compare(a, b, 0)
+        compare(a, b, 0, token=13, tokens=150)
+        compare(a, b, 16, token=32)
