@@ -91,7 +91,10 @@ struct hawk_npu_checksum {
 
 #define HAWK_NPU_INFO		_IOR(HAWK_NPU_IOC_MAGIC, 0x00, struct hawk_npu_info)
 
-/* Makes a channel this open's, its bytes zero.  EBUSY: someone has it, or can still reach it. */
+/*
+ * Makes a channel this open's, its bytes zero.  EBUSY: someone has it, or can still reach it.
+ * EBADF: the descriptor was not opened for writing, which ADOPT asks for, too.
+ */
 #define HAWK_NPU_CLAIM		_IOW(HAWK_NPU_IOC_MAGIC, 0x01, struct hawk_npu_channel)
 
 /*

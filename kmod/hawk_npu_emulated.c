@@ -96,7 +96,7 @@ static int emulated_claim(struct hnpu_region *region, struct dma_buf *source)
 	unsigned long i, n = region->nbytes >> PAGE_SHIFT;
 	struct pages *pages;
 
-	pages = kvzalloc(struct_size(pages, page, n), GFP_KERNEL_ACCOUNT);
+	pages = kvzalloc(struct_size(pages, page, n), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	if (!pages)
 		return -ENOMEM;
 	pages->count = n;

@@ -8,6 +8,7 @@
  * the pin is gone.
  */
 #include <linux/dma-buf.h>
+#include <linux/fs.h>
 #include <linux/slab.h>
 
 #include "hawk_npu_internal.h"
@@ -19,9 +20,10 @@ struct hnpu_export {
 	struct list_head node;		/* region->exports, under region->resv; empty once revoked */
 	struct hnpu_region *region;
 	struct dma_buf *dmabuf;
+	struct inode *inode;		/* the dma-buf's */
 	u64 offset;
 	u64 nbytes;
-	bool revoked;			/* under region->resv */
+	bool revoked;			/* under region->resv; also read without it */
 };
 
 /* What one importer holds. */
@@ -29,18 +31,29 @@ struct hnpu_import {
 	int pins;			/* under region->resv */
 };
 
+/* For what begins anew; what was revoked meanwhile is refused by the steps that come after it. */
+static int export_hold(struct hnpu_export *export)
+{
+	return READ_ONCE(export->revoked) ? -ENODEV : hnpu_region_hold(export->region);
+}
+
 static int export_attach(struct dma_buf *buf, struct dma_buf_attachment *attachment)
 {
 	struct hnpu_export *export = buf->priv;
 	struct hnpu_region *region = export->region;
 	const struct hnpu_provider *ops = region->dev->ops;
 	struct hnpu_import *import;
+	int ret;
 
-	if (READ_ONCE(region->ended))
-		return -ENODEV;
+	/* Held while the provider is asked, whose window may be on its way out. */
+	ret = export_hold(export);
+	if (ret)
+		return ret;
 	import = hnpu_inject(HNPU_AT_ATTACH) ? NULL : kzalloc(sizeof(*import), GFP_KERNEL);
-	if (!import)
-		return -ENOMEM;
+	if (!import) {
+		ret = -ENOMEM;
+		goto drop;
+	}
 	/*
 	 * The importer may see from this that the bytes are out of its device's reach; mapping
 	 * would fail.
@@ -49,7 +62,9 @@ static int export_attach(struct dma_buf *buf, struct dma_buf_attachment *attachm
 		attachment->peer2peer = false;
 	attachment->priv = import;
 	hnpu_add(HNPU_ATTACHMENTS, 1);
-	return 0;
+drop:
+	hnpu_region_drop(region);
+	return ret;
 }
 
 static void export_detach(struct dma_buf *buf, struct dma_buf_attachment *attachment)
@@ -163,9 +178,11 @@ static int export_mmap(struct dma_buf *buf, struct vm_area_struct *vma)
 
 	if (!(vma->vm_flags & VM_SHARED))
 		return -EINVAL;
-	if (READ_ONCE(export->revoked))
-		return -ENODEV;
+	ret = export_hold(export);
+	if (ret)
+		return ret;
 	ret = hnpu_inject(HNPU_AT_MMAP) ? -ENOMEM : region->dev->ops->mmap(region, export->offset, vma);
+	hnpu_region_drop(region);
 	if (ret)
 		return ret;
 	hnpu_vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
@@ -183,6 +200,7 @@ static void export_release(struct dma_buf *buf)
 	dma_resv_lock(&region->resv, NULL);
 	list_del_init(&export->node);
 	dma_resv_unlock(&region->resv);
+	iput(export->inode);
 	kfree(export);
 	hnpu_add(HNPU_EXPORTS, -1);
 	hnpu_region_put(region);
@@ -227,6 +245,9 @@ struct dma_buf *hnpu_export(struct hnpu_region *region, u64 offset, u64 nbytes)
 	hnpu_add(HNPU_EXPORTS, 1);
 	dma_resv_lock(&region->resv, NULL);
 	export->dmabuf = buf;
+	/* Its last descriptor lets go of it before export_release can take it off the list. */
+	export->inode = file_inode(buf->file);
+	ihold(export->inode);
 	list_add(&export->node, &region->exports);
 	dma_resv_unlock(&region->resv);
 	return buf;
@@ -269,7 +290,7 @@ int hnpu_exports_revoke(struct hnpu_region *region, bool ending)
 		 * owner closes.
 		 */
 		if (!ending || !(region->dev->ops->flags & HAWK_NPU_HAS_PAGES))
-			unmap_mapping_range(export->dmabuf->file->f_mapping, 0, 0, 1);
+			unmap_mapping_range(export->inode->i_mapping, 0, 0, 1);
 		hnpu_happened(HNPU_REVOCATIONS);
 	}
 	dma_resv_unlock(&region->resv);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The character device: an open file owns what it claimed. */
+#include <linux/build_bug.h>
 #include <linux/compat.h>
 #include <linux/dma-buf.h>
 #include <linux/file.h>
@@ -22,6 +23,7 @@ static int hnpu_open(struct inode *inode, struct file *filp)
 	mutex_init(&file->lock);
 	file->dev = dev;
 	file->mapping = filp->f_mapping;
+	file->writable = filp->f_mode & FMODE_WRITE;
 	kref_get(&dev->ref);
 	mutex_lock(&dev->files_lock);
 	list_add(&file->node, &dev->files);
@@ -102,7 +104,13 @@ static struct hnpu_region *region_of(struct hnpu_file *file, u32 channel)
 static int do_info(struct hnpu_file *file, struct hawk_npu_info *info)
 {
 	struct hnpu_device *dev = file->dev;
+	bool gone;
 
+	down_read(&dev->live);
+	gone = dev->gone;
+	up_read(&dev->live);
+	if (gone)
+		return -ENODEV;
 	info->abi_version = HAWK_NPU_ABI_VERSION;
 	info->provider = dev->ops->kind;
 	info->channels = dev->channels;
@@ -121,6 +129,9 @@ static int do_claim(struct hnpu_file *file, const struct hawk_npu_channel *arg)
 		return -EINVAL;
 	if (file->dev->ops->kind == HAWK_NPU_DMABUF)
 		return -EOPNOTSUPP;
+	/* A claim is zeroed, and may be exported to those who write. */
+	if (!file->writable)
+		return -EBADF;
 	ret = slot_lock(file, arg->channel);
 	if (ret)
 		return ret;
@@ -145,6 +156,8 @@ static int do_adopt(struct hnpu_file *file, struct hawk_npu_adopt *arg)
 
 	if (file->dev->ops->kind != HAWK_NPU_DMABUF)
 		return -EOPNOTSUPP;
+	if (!file->writable)
+		return -EBADF;
 	source = dma_buf_get(arg->fd);
 	if (IS_ERR(source))
 		return PTR_ERR(source);
@@ -170,56 +183,32 @@ put:
 	return ret;
 }
 
-static int do_end(struct hnpu_file *file, const struct hawk_npu_channel *arg,
-		  int (*how)(struct hnpu_region *region))
+/* What is asked of a claimed channel; all these arguments begin as a hawk_npu_range does. */
+static int do_on_region(struct hnpu_file *file, unsigned int cmd, const struct hawk_npu_range *arg, u64 *value)
 {
 	struct hnpu_region *region;
 	int ret;
 
+	static_assert(offsetof(struct hawk_npu_checksum, value) == sizeof(*arg));
 	if (arg->flags)
 		return -EINVAL;
 	region = region_of(file, arg->channel);
 	if (IS_ERR(region))
 		return PTR_ERR(region);
-	/* Without the locks: the RDMA core, which is told, may be on its way through them. */
-	ret = how(region);
-	hnpu_region_drop(region);
-	return ret;
-}
-
-static int do_flush(struct hnpu_file *file, const struct hawk_npu_range *arg)
-{
-	struct hnpu_region *region;
-	int ret;
-
-	if (arg->flags)
-		return -EINVAL;
-	region = region_of(file, arg->channel);
-	if (IS_ERR(region))
-		return PTR_ERR(region);
-	if (!hnpu_region_has(region, arg->offset, arg->nbytes))
-		ret = -EINVAL;
-	else if (!region->dev->ops->flush)
-		ret = -EOPNOTSUPP;
-	else
-		ret = region->dev->ops->flush(region, arg->offset, arg->nbytes);
-	hnpu_region_drop(region);
-	return ret;
-}
-
-static int do_checksum(struct hnpu_file *file, struct hawk_npu_checksum *arg)
-{
-	struct hnpu_region *region;
-	int ret;
-
-	if (arg->flags || arg->nbytes > HAWK_NPU_CHECKSUM_MAX)
-		return -EINVAL;
-	region = region_of(file, arg->channel);
-	if (IS_ERR(region))
-		return PTR_ERR(region);
-	ret = -EINVAL;
-	if (hnpu_region_has(region, arg->offset, arg->nbytes))
-		ret = hnpu_region_checksum(region, arg->offset, arg->nbytes, &arg->value);
+	/* Without the locks: the RDMA core, which may be told, may be on its way through them. */
+	switch (cmd) {
+	case HAWK_NPU_REVOKE:
+		ret = hnpu_region_revoke(region);
+		break;
+	case HAWK_NPU_RESET:
+		ret = hnpu_region_reset(region);
+		break;
+	case HAWK_NPU_FLUSH:
+		ret = hnpu_region_flush(region, arg->offset, arg->nbytes);
+		break;
+	default:
+		ret = hnpu_region_checksum(region, arg->offset, arg->nbytes, value);
+	}
 	hnpu_region_drop(region);
 	return ret;
 }
@@ -302,16 +291,10 @@ static long hnpu_ioctl(struct file *filp, unsigned int cmd, unsigned long argume
 		ret = do_claim(file, &arg.channel);
 		break;
 	case HAWK_NPU_REVOKE:
-		ret = do_end(file, &arg.channel, hnpu_region_revoke);
-		break;
 	case HAWK_NPU_RESET:
-		ret = do_end(file, &arg.channel, hnpu_region_reset);
-		break;
 	case HAWK_NPU_FLUSH:
-		ret = do_flush(file, &arg.range);
-		break;
 	case HAWK_NPU_CHECKSUM:
-		ret = do_checksum(file, &arg.checksum);
+		ret = do_on_region(file, cmd, &arg.range, &arg.checksum.value);
 		break;
 	case HAWK_NPU_ADOPT:
 		ret = do_adopt(file, &arg.adopt);

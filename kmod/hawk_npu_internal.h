@@ -6,7 +6,7 @@
  * owner for as long as somebody else can reach its bytes, so two things are counted apart:
  *
  *   region->ref    the structure: the owner's slot, each mapping into a process, each dma-buf, each peer
- *   region->users  the memory: the owner, each DMA mapping, each pin.  At 0 the provider gets it back.
+ *   region->users  the memory: the owner, calls under way, each DMA mapping, each pin.  At 0 the provider gets it back.
  *
  * Locks, outermost first: device->files_lock, mmap_lock, device->live, file->lock, region->resv,
  * hnpu_peer_lock.  Nothing is copied from or to user space under any of them.  Importers are told
@@ -109,6 +109,7 @@ struct hnpu_file {
 	struct list_head node;
 	struct hnpu_device *dev;
 	struct address_space *mapping;
+	bool writable;
 	struct mutex lock;
 	struct hnpu_region *regions[HAWK_NPU_MAX_CHANNELS];	/* under lock */
 };
@@ -138,6 +139,7 @@ void hnpu_region_end(struct hnpu_region *region);
 int hnpu_region_revoke(struct hnpu_region *region);
 int hnpu_region_reset(struct hnpu_region *region);
 bool hnpu_region_has(struct hnpu_region *region, u64 offset, u64 nbytes);
+int hnpu_region_flush(struct hnpu_region *region, u64 offset, u64 nbytes);
 int hnpu_region_checksum(struct hnpu_region *region, u64 offset, u64 nbytes, u64 *value);
 struct hnpu_mapping *hnpu_region_map(struct hnpu_region *region, u64 offset, u64 nbytes,
 				     struct device *dev, enum dma_data_direction dir);

@@ -37,6 +37,9 @@ struct hnpu_device *hnpu_device_add(const struct hnpu_provider *ops, void *priv,
 	struct hnpu_device *dev;
 	int ret;
 
+	/* Of more, the file offsets of mmap would run into those of the next channel. */
+	if (channel_bytes > 1ULL << HAWK_NPU_MAP_SHIFT)
+		return ERR_PTR(-EINVAL);
 	dev = kzalloc(sizeof(*dev), GFP_KERNEL);
 	if (!dev)
 		return ERR_PTR(-ENOMEM);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Mappings of channels into processes. */
 #include <linux/fs.h>
+#include <linux/nospec.h>
 
 #include "hawk_npu_internal.h"
 
@@ -63,7 +64,7 @@ int hnpu_mmap(struct file *filp, struct vm_area_struct *vma)
 		return -EINVAL;
 	down_read(&dev->live);
 	mutex_lock(&file->lock);
-	region = file->regions[channel];
+	region = file->regions[array_index_nospec(channel, HAWK_NPU_MAX_CHANNELS)];
 	if (dev->gone)
 		ret = -ENODEV;
 	else if (!region)

@@ -35,6 +35,7 @@ struct hnpu_peer {
 	struct hnpu_region *region;
 	u64 offset;			/* whole pages around what was asked for */
 	u64 nbytes;
+	bool writable;
 	u64 core_context;	/* set before node is listed */
 	bool told;			/* under hnpu_peer_lock */
 	struct mutex lock;		/* of what is below */
@@ -55,10 +56,10 @@ static void peer_free(struct kref *ref)
 }
 
 /*
- * Whether a mapping of ours holds all of [addr, addr + size): its region, referenced, and the place
- * in it.
+ * Whether a mapping of ours holds all of [addr, addr + size): its region, referenced, the place in
+ * it, and whether it may be written through.
  */
-static struct hnpu_region *find(unsigned long addr, unsigned long end, u64 *offset)
+static struct hnpu_region *find(unsigned long addr, unsigned long end, u64 *offset, bool *writable)
 {
 	struct hnpu_region *region = NULL;
 	struct mm_struct *mm = current->mm;
@@ -72,6 +73,7 @@ static struct hnpu_region *find(unsigned long addr, unsigned long end, u64 *offs
 		region = vma->vm_private_data;
 		kref_get(&region->ref);
 		*offset = hnpu_vma_offset(vma, addr);
+		*writable = vma->vm_flags & VM_WRITE;
 	}
 	mmap_read_unlock(mm);
 	return region;
@@ -83,12 +85,13 @@ static int peer_acquire(unsigned long addr, size_t size, void *private_data, cha
 	unsigned long start = addr & PAGE_MASK, end;
 	struct hnpu_region *region;
 	struct hnpu_peer *peer;
+	bool writable;
 	u64 offset;
 
 	if (!size || check_add_overflow(addr, size, &end) || end > ULONG_MAX - PAGE_SIZE)
 		return 0;
 	end = PAGE_ALIGN(end);
-	region = find(start, end, &offset);
+	region = find(start, end, &offset, &writable);
 	if (!region)
 		return 0;
 	peer = hnpu_inject(HNPU_AT_PEER_ACQUIRE) ? NULL : kzalloc(sizeof(*peer), GFP_KERNEL);
@@ -102,6 +105,7 @@ static int peer_acquire(unsigned long addr, size_t size, void *private_data, cha
 	peer->region = region;
 	peer->offset = offset;
 	peer->nbytes = end - start;
+	peer->writable = writable;
 	*client_context = peer;
 	/*
 	 * From here to release the core calls into this module, so that unloading it is refused.
@@ -129,12 +133,17 @@ static int peer_get_pages(unsigned long addr, size_t size, int write, int force,
 	mutex_lock(&peer->lock);
 	if (peer->pinned)
 		goto unlock;
+	/* As for memory that the core pins itself: who may not write there cannot have a NIC do it. */
+	ret = -EFAULT;
+	if (write && !peer->writable)
+		goto unlock;
 	ret = -ENOMEM;
 	if (hnpu_inject(HNPU_AT_PEER_PIN))
 		goto unlock;
 	/* Listed first: an end that hold does not see yet will see the list. */
 	peer->core_context = core_context;
 	mutex_lock(&hnpu_peer_lock);
+	peer->told = false;
 	list_add(&peer->node, &peer->region->peers);
 	mutex_unlock(&hnpu_peer_lock);
 	ret = hnpu_region_hold(peer->region);

@@ -139,6 +139,15 @@ bool hnpu_region_has(struct hnpu_region *region, u64 offset, u64 nbytes)
 	return nbytes && offset <= region->nbytes && nbytes <= region->nbytes - offset;
 }
 
+int hnpu_region_flush(struct hnpu_region *region, u64 offset, u64 nbytes)
+{
+	const struct hnpu_provider *ops = region->dev->ops;
+
+	if (!hnpu_region_has(region, offset, nbytes))
+		return -EINVAL;
+	return ops->flush ? ops->flush(region, offset, nbytes) : -EOPNOTSUPP;
+}
+
 int hnpu_region_checksum(struct hnpu_region *region, u64 offset, u64 nbytes, u64 *value)
 {
 	const struct hnpu_provider *ops = region->dev->ops;
@@ -147,6 +156,8 @@ int hnpu_region_checksum(struct hnpu_region *region, u64 offset, u64 nbytes, u64
 	int ret = 0;
 	u8 *bytes;
 
+	if (nbytes > HAWK_NPU_CHECKSUM_MAX || !hnpu_region_has(region, offset, nbytes))
+		return -EINVAL;
 	if (!ops->read)
 		return -EOPNOTSUPP;
 	bytes = kmalloc(PAGE_SIZE, GFP_KERNEL);

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What both test modules do with a scatter list: look whether it is one that a NIC could use, and
- * copy through its DMA addresses as a NIC would.  The lab's machine has no IOMMU, so that a DMA
- * address is a physical one.
+ * What both test modules do: they come and go with a device of their own, look whether a scatter
+ * list is one that a NIC could use, and copy through its DMA addresses as a NIC would.  The lab's
+ * machine has no IOMMU, so that a DMA address is a physical one.
  */
 #ifndef HAWK_NPU_DMA_COPY_H
 #define HAWK_NPU_DMA_COPY_H
 
+#include <linux/dma-mapping.h>
 #include <linux/highmem.h>
 #include <linux/io.h>
+#include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/pci.h>
 #include <linux/platform_device.h>
@@ -97,6 +99,28 @@ static inline int dma_copy(struct sg_table *sgt, u64 offset, void *bytes, u64 n,
 		start += sg_dma_len(sg);
 	}
 	return done == n ? 0 : -EINVAL;
+}
+
+/* The module's own device, for requests that name none, and the file by which it is driven. */
+static inline int add_devices(struct platform_device **own, struct miscdevice *misc)
+{
+	int ret;
+
+	*own = platform_device_register_simple(KBUILD_MODNAME, PLATFORM_DEVID_NONE, NULL, 0);
+	if (IS_ERR(*own))
+		return PTR_ERR(*own);
+	ret = dma_set_mask_and_coherent(&(*own)->dev, DMA_BIT_MASK(64));
+	if (!ret)
+		ret = misc_register(misc);
+	if (ret)
+		platform_device_unregister(*own);
+	return ret;
+}
+
+static inline void remove_devices(struct platform_device *own, struct miscdevice *misc)
+{
+	misc_deregister(misc);
+	platform_device_unregister(own);
 }
 
 /*

@@ -3,11 +3,10 @@
  * An importer of dma-bufs, driven from user space: attach, map, look at the addresses, copy, be
  * revoked.
  */
+#include <linux/delay.h>
 #include <linux/dma-buf.h>
-#include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
 #include <linux/fs.h>
-#include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/version.h>
@@ -23,6 +22,7 @@ struct importer {
 	struct dma_buf_attachment *attachment;
 	struct device *dev;
 	u32 how;
+	bool dawdles;
 	struct sg_table *sgt;	/* under the buffer's reservation lock */
 	u32 told;		/* too */
 };
@@ -43,6 +43,8 @@ static void told(struct dma_buf_attachment *attachment)
 
 	dma_resv_assert_held(attachment->dmabuf->resv);
 	it->told++;
+	if (it->dawdles)
+		msleep(1000);
 	if (it->how == IMPORTER_DYNAMIC)
 		unmap_locked(it);
 }
@@ -65,6 +67,7 @@ static int do_attach(struct importer *it, struct importer_attach *arg)
 	if (ret)
 		goto put_device;
 	it->how = arg->how;
+	it->dawdles = arg->flags & IMPORTER_DAWDLES;
 	it->told = 0;
 	it->attachment = arg->how == IMPORTER_STATIC ? dma_buf_attach(it->buf, it->dev) :
 			 dma_buf_dynamic_attach(it->buf, it->dev, ops, it);
@@ -291,23 +294,12 @@ static struct miscdevice importer_misc = {
 
 static int __init importer_init(void)
 {
-	int ret;
-
-	own = platform_device_register_simple(KBUILD_MODNAME, PLATFORM_DEVID_NONE, NULL, 0);
-	if (IS_ERR(own))
-		return PTR_ERR(own);
-	ret = dma_set_mask_and_coherent(&own->dev, DMA_BIT_MASK(64));
-	if (!ret)
-		ret = misc_register(&importer_misc);
-	if (ret)
-		platform_device_unregister(own);
-	return ret;
+	return add_devices(&own, &importer_misc);
 }
 
 static void __exit importer_exit(void)
 {
-	misc_deregister(&importer_misc);
-	platform_device_unregister(own);
+	remove_devices(own, &importer_misc);
 }
 
 module_init(importer_init);

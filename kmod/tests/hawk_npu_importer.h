@@ -12,6 +12,7 @@
 #define IMPORTER_SLOW		3	/* is told, and lets go only at IMPORTER_UNMAP */
 
 #define IMPORTER_NO_P2P		1	/* flag: cannot do without pages */
+#define IMPORTER_DAWDLES	2	/* flag: takes a second to be told */
 
 struct importer_attach {
 	__s32 fd;

@@ -3,10 +3,8 @@
  * The core's side of the peer-memory interface: one client, whose callbacks user space drives in
  * the orders that vendors' stacks have.
  */
-#include <linux/dma-mapping.h>
 #include <linux/fs.h>
 #include <linux/kref.h>
-#include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/xarray.h>
@@ -319,23 +317,12 @@ static struct miscdevice core_misc = {
 
 static int __init core_init(void)
 {
-	int ret;
-
-	own = platform_device_register_simple(KBUILD_MODNAME, PLATFORM_DEVID_NONE, NULL, 0);
-	if (IS_ERR(own))
-		return PTR_ERR(own);
-	ret = dma_set_mask_and_coherent(&own->dev, DMA_BIT_MASK(64));
-	if (!ret)
-		ret = misc_register(&core_misc);
-	if (ret)
-		platform_device_unregister(own);
-	return ret;
+	return add_devices(&own, &core_misc);
 }
 
 static void __exit core_exit(void)
 {
-	misc_deregister(&core_misc);
-	platform_device_unregister(own);
+	remove_devices(own, &core_misc);
 }
 
 module_init(core_init);

@@ -190,9 +190,9 @@ class Guest:
             self.complaints()  # what the kernel says of its emulated machine at the start is nobody's fault
             return True
         self.check()
-        if time.monotonic() > self.began + BOOT_SECONDS:
+        if time.monotonic() > self.began + (limit := BOOT_SECONDS * self.kernel.patience):
             self.close()
-            raise GuestStuck(f"node {self.node} was not up after {BOOT_SECONDS:.0f} s\n{self.tail()}")
+            raise GuestStuck(f"node {self.node} was not up after {limit:.0f} s\n{self.tail()}")
         return False
 
     def alive(self) -> bool:

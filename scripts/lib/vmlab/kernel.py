@@ -38,6 +38,12 @@ class Kernel:
         """What the guest has as /lib/modules."""
         return self.root / "lib" / "modules"
 
+    @property
+    def headers(self) -> Path | None:
+        """The tree that it was built in, where it came by `make modules_install`; what modules are built against."""
+        own = self.modules / self.version / "build"
+        return own.resolve() if (own / "Makefile").exists() else None
+
     def check(self) -> Kernel:
         """Itself.  Raises `LabError` where a part is missing."""
         for part in (self.image, self.modules / self.version / "modules.dep"):
@@ -52,6 +58,12 @@ class Kernel:
         except OSError:
             return {}
         return dict(re.findall(r"^CONFIG_(\w+)=(.*)$", text, re.MULTILINE))
+
+    @property
+    def patience(self) -> float:
+        """By how much limits of time are stretched for it: with checkers it runs several times as long."""
+        config = self.config()
+        return 4.0 if "y" in (config.get("KASAN"), config.get("PROVE_LOCKING")) else 1.0
 
 
 def cache_folder() -> Path:
@@ -197,8 +209,10 @@ def build(kernel: Kernel, source: Path, cache: Path, say: Callable[[str], None])
     """
     import hashlib
 
-    packages.ensure(packages.building(kernel.version), say)
-    digest = hashlib.sha256(kernel.version.encode())
+    headers = kernel.headers
+    packages.ensure(packages.building("" if headers else kernel.version), say)
+    # One's own kernel keeps its name when it is built anew with another configuration.
+    digest = hashlib.sha256(f"{kernel.version} {kernel.image.stat().st_mtime_ns}".encode())
     files = sorted(
         p for p in source.rglob("*") if p.is_file() and p.suffix not in (".o", ".ko", ".cmd", ".mod")
     )
@@ -216,7 +230,7 @@ def build(kernel: Kernel, source: Path, cache: Path, say: Callable[[str], None])
             (tree / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, tree / path.relative_to(source))
         done = subprocess.run(
-            ["make", "-C", str(tree), f"KDIR=/usr/src/linux-headers-{kernel.version}", "lab"],
+            ["make", "-C", str(tree), f"KDIR={headers or f'/usr/src/linux-headers-{kernel.version}'}", "lab"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

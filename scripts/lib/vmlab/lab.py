@@ -9,7 +9,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -195,6 +195,7 @@ class Lab:
             "HAWK_LAB_NODE": str(node),
             "HAWK_LAB_PYTHON": self.python,
             "HAWK_LAB_KERNEL": kernel.version,
+            "HAWK_LAB_PATIENCE": str(kernel.patience),
             "HAWK_LAB_GUESTS": str(suite.guests if suite is not None else 1),
             # Looking for plug-ins and reading those that no guest needs costs seconds there; see `_command`.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -214,9 +215,10 @@ class Lab:
         began = time.monotonic()
         running = []
         for guest, environment in zip(guests, environments, strict=True):
-            command = self._command(suite, arguments)
+            patient = replace(suite, timeout=suite.timeout * guest.kernel.patience)
+            command = self._command(patient, arguments)
             (guest.shared / "result.xml").unlink(missing_ok=True)
-            one = guest.start(command, timeout=suite.timeout, environment=environment, folder=ROOT)
+            one = guest.start(command, timeout=patient.timeout, environment=environment, folder=ROOT)
             running.append(one)
         result = SuiteResult(suite)
         try:

@@ -58,11 +58,11 @@ RUNNING = (
 
 
 def building(version: str) -> tuple[Need, ...]:
-    """What building a module for that kernel needs."""
-    return (
-        Need(f"linux-headers-{version}", (f"/usr/src/linux-headers-{version}/Makefile",)),
-        Need("make", ("/usr/bin/make",)),
-    )
+    """What building a module needs: for Debian's kernel of that version, or for one's own ("")."""
+    make = Need("make", ("/usr/bin/make",))
+    if not version:
+        return (make,)
+    return (Need(f"linux-headers-{version}", (f"/usr/src/linux-headers-{version}/Makefile",)), make)
 
 
 def missing(needs: tuple[Need, ...]) -> list[str]:

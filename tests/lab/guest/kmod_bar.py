@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from hawk.memory import npu_abi as abi
 from hawk.memory.base import MoveSupport
 from hawk.memory.npu_device import NpuDevice
 from hawk.memory.region import ByteRanges
-from tests.lab.guest import npu
+from tests.lab.guest import checkers, npu
 from tests.lab.guest.npu import (
     DYNAMIC,
     NO_P2P,
@@ -45,6 +46,7 @@ def emulated() -> Iterator[None]:
     """The name that `clean` asks for; here there is the window alone, and the buses are taken to carry everything."""
     with npu.module("bar_channels=4", "assume_p2p=1"):
         yield
+        checkers.assert_unleaked("hawk_npu")
 
 
 @pytest.fixture
@@ -224,6 +226,8 @@ def test_removal_takes_everything_back_but_waits_for_pins(path: str, nbytes: int
             with fails(errno.ENODEV):
                 gone(0)
         with fails(errno.ENODEV):
+            device.info()
+        with fails(errno.ENODEV):
             device.map(0, PAGE)
         os.close(fd)
     for pipe_end in (*ready, *go):
@@ -235,6 +239,44 @@ def test_removal_takes_everything_back_but_waits_for_pins(path: str, nbytes: int
     _bind()
     with Device(npu.device_path(abi.BAR)).claim(0, 1, 2, 3):
         pass
+
+
+def keep_beginning(fd: int, over: threading.Event, begun: list[int], wrong: list[OSError]) -> None:
+    """Attaches an importer to an export and maps it into this process, again and again, until it is refused."""
+    while not over.is_set():
+        try:
+            with Importer() as importer:
+                importer.attach(fd, DYNAMIC)
+                importer.map()
+                npu.mapped(fd, PAGE).close()
+            begun[0] += 1
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                wrong.append(error)
+            return
+
+
+def test_removal_while_others_begin() -> None:
+    for _ in range(3):
+        over, begun, wrong = threading.Event(), [0], []
+        with Device(npu.device_path(abi.BAR)).claim(0) as device:
+            fd = device.export(0, 0, PAGE)
+            threads = [
+                threading.Thread(target=keep_beginning, args=(fd, over, begun, wrong)) for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            while begun[0] < 4 and any(thread.is_alive() for thread in threads):
+                over.wait(0.01)
+            assert _unbind().wait(npu.LIMIT) == 0
+            for thread in threads:
+                thread.join(npu.LIMIT)
+            over.set()
+            assert not wrong
+            assert begun[0] >= 4
+            os.close(fd)
+        npu.until_counts({})
+        _bind()
 
 
 async def test_hawks_memory_on_the_window(path: str) -> None:

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +20,7 @@ from hawk.memory.windows import is_dmabuf, map_window
 from tests.lab.guest import npu
 from tests.lab.guest.npu import (
     CHANNEL,
+    DAWDLES,
     DYNAMIC,
     PAGE,
     PINNED,
@@ -79,6 +82,8 @@ def test_who_can_be_moved_is_told_and_lets_go() -> None:
             importer.map()
         with fails(errno.ENODEV):
             importer.read(0, 1)
+        with Importer() as late, fails(errno.ENODEV):
+            late.attach(fd, DYNAMIC)
         # What is exported anew can be mapped; the old one never again.
         again = device.export(1)
         with Importer() as second:
@@ -98,6 +103,26 @@ def test_who_lets_go_late_keeps_the_memory_until_then() -> None:
         importer.unmap()
         device.reset(1)
         assert device.checksum(1, 0, 5) == npu.fnv1a(bytes(5))
+
+
+def test_an_export_is_closed_while_it_is_being_revoked() -> None:
+    """Exports end newest first: one shows that it has begun, one dawdles, and meanwhile the oldest one goes."""
+    with Device().claim(1) as device, Importer() as importer:
+        oldest, slow, first = (device.export(1) for _ in range(3))
+        importer.attach(slow, DYNAMIC, flags=DAWDLES)
+        importer.map()
+        before = npu.events("revocations")
+        revoking = threading.Thread(target=device.revoke, args=(1,))
+        revoking.start()
+        end = time.monotonic() + npu.LIMIT
+        while npu.events("revocations") == before and time.monotonic() < end:
+            time.sleep(0.01)
+        os.close(oldest)
+        revoking.join(npu.LIMIT)
+        assert npu.events("revocations") == before + 3
+        assert importer.status() == (1, 0, 1)
+        os.close(slow)
+        os.close(first)
 
 
 @pytest.mark.parametrize("how", [PINNED, STATIC])

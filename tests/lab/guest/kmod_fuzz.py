@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hawk.memory import npu_abi as abi
-from tests.lab.guest import npu
+from tests.lab.guest import checkers, npu
 from tests.lab.guest.npu import PAGE, Device, clean
 
 __all__ = ["clean"]
@@ -33,6 +33,7 @@ def emulated() -> Iterator[None]:
     """What `clean` asks for: channels so small that zeroing them is not what takes the time."""
     with npu.module("emulated=1", "channels=4", f"channel_kib={16 * PAGE >> 10}", "adopt=1"):
         yield
+        checkers.assert_unleaked("hawk_npu")
 
 
 @pytest.mark.usefixtures("clean")
@@ -41,7 +42,11 @@ def test_calls_at_random() -> None:
     program = npu.BUILD / "tests" / "hawk_npu_fuzz"
     paths = [npu.device_path(abi.EMULATED), npu.device_path(abi.DMABUF)]
     done = subprocess.run(
-        [program, str(seed), str(CALLS), *paths], capture_output=True, text=True, check=False, timeout=200
+        [program, str(seed), str(CALLS), *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200 * npu.PATIENCE,
     )
     assert done.returncode == 0, f"seed {seed}\n{done.stdout}{done.stderr}"
     answers = {name: int(count) for name, count in (line.split(": ") for line in done.stdout.splitlines())}

@@ -15,25 +15,15 @@ import pytest
 from hawk.memory import npu_abi as abi
 from hawk.memory.base import MoveSupport
 from hawk.memory.npu_device import NpuDevice
-from tests.lab.guest import npu
+from tests.lab.guest import checkers, npu
 from tests.lab.guest.npu import CHANNEL, PAGE, SMALL, Device, clean, emulated, fails
 
 __all__ = ["clean", "emulated"]
 
 
-def _has(symbol: str) -> bool:
-    return any(line.split()[2] == symbol for line in Path("/proc/kallsyms").read_text().splitlines())
-
-
 def test_which_checkers_watch(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {
-        "lockdep": Path("/proc/lockdep").exists(),
-        "KASAN": _has("kasan_report"),
-        "kmemleak": Path("/sys/kernel/debug/kmemleak").exists(),
-        "DMA API debugging": Path("/sys/kernel/debug/dma-api").exists(),
-    }
     with capsys.disabled():
-        for name, there in found.items():
+        for name, there in checkers.present().items():
             print(f"\n{name}: {'present' if there else 'not checked'}", end="")
 
 
@@ -55,6 +45,7 @@ def test_loading_and_unloading(parameters: tuple[str, ...]) -> None:
         ("emulated=1", "channels=65"),
         ("emulated=17",),
         ("emulated=1", "channel_kib=3"),
+        ("emulated=1", f"channel_kib={(1 << 30) + 4}"),  # beyond what mmap's offsets reach
         ("bar_index=6",),
         ("bar_channels=0",),
         ("inject=nothing",),
@@ -73,7 +64,7 @@ def test_parameters_that_make_no_device_are_refused(bad: tuple[str, ...]) -> Non
 
 def test_without_the_interface_the_client_is_off_and_says_so() -> None:
     line = len(npu.dmesg())
-    assert npu.insmod(npu.BUILD / "plain" / "hawk_npu.ko", *SMALL).returncode == 0
+    assert npu.insmod(npu.PLAIN, *SMALL).returncode == 0
     try:
         assert "peer-memory client: off" in npu.said(line)
         with Device() as device:
@@ -114,6 +105,19 @@ def test_an_open_owns_what_it_claimed() -> None:
         mine[:8] = b"\1" * 8
         assert theirs[:8] == bytes(8)
         assert npu.counts() == {"opens": 2, "regions": 3, "pages": 3 * CHANNEL // PAGE, "vmas": 2}
+
+
+@pytest.mark.usefixtures("clean")
+def test_who_may_only_read_owns_nothing() -> None:
+    with Device(flags=os.O_RDONLY) as device, Device(npu.device_path(abi.DMABUF), os.O_RDONLY) as adopter:
+        assert device.info().channels == 4
+        with fails(errno.EBADF):
+            device.claim(0)
+        with Device().claim(0) as owner:
+            fd = owner.export(0)
+            with fails(errno.EBADF):
+                adopter.adopt(fd)
+            os.close(fd)
 
 
 @pytest.mark.usefixtures("clean")

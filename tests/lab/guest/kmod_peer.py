@@ -76,6 +76,15 @@ def test_what_is_not_ours_is_left_to_others() -> None:
             assert core.failed == npu.ACQUIRE
 
 
+def test_what_may_not_be_written_is_not_registered_for_writing() -> None:
+    """The core's side asks for a registration that a peer writes to, as nearly all are."""
+    with Device().claim(0) as device, PeerCore() as core:
+        made = device.map(0, prot=mmap.PROT_READ)
+        with fails(errno.EFAULT):
+            core.register(npu.address_of_readonly(made), PAGE)
+        assert core.failed == npu.GET_PAGES
+
+
 def test_a_registration_belongs_to_the_channel_and_not_to_the_mapping() -> None:
     with Device().claim(0) as device, PeerCore() as core:
         made = device.map(0)

@@ -16,14 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import pytest
 
 from hawk.memory import npu_abi as abi
 from hawk.memory.npu_abi import S32, U32, U64, ioctl_number
+from tests.lab.guest import checkers
 
 BUILD = Path(os.environ["HAWK_LAB_BUILD_KMOD"])
-LIMIT = 60.0
-SETTLED = 20.0
+PATIENCE = float(os.environ["HAWK_LAB_PATIENCE"])
+LIMIT = 60.0 * PATIENCE
+SETTLED = 20.0 * PATIENCE
 PAGE = mmap.PAGESIZE
 CHANNEL = 1 << 20
 SMALL = ("emulated=1", "channels=4", f"channel_kib={CHANNEL >> 10}")
@@ -33,6 +36,10 @@ MODULES = {
     "hawk_npu_importer": BUILD / "tests" / "hawk_npu_importer.ko",
     "hawk_npu": BUILD / "hawk_npu.ko",
 }
+"""In the order in which they are loaded."""
+
+PLAIN = BUILD / "plain" / "hawk_npu.ko"
+"""The module without a peer-memory client."""
 
 
 def insmod(path: Path, *parameters: str) -> subprocess.CompletedProcess[str]:
@@ -88,21 +95,22 @@ def inject(step: str) -> None:
 
 
 @contextmanager
-def module(*parameters: str) -> Iterator[None]:
-    """The modules loaded; all counts are zero at the end, and unloading leaves nothing behind."""
+def module(*parameters: str, peers: bool = True) -> Iterator[None]:
+    """The module loaded; all counts are zero at the end, and unloading leaves nothing behind.
+
+    peers    with the peer-memory client, and the two test modules; without, it is what is built where no OFED is
+    """
     line = len(dmesg())
-    with_importer = ("hawk_npu_peer_core", "hawk_npu_importer")
+    files = [*MODULES.values()] if peers else [PLAIN]
     try:
-        for name in with_importer:
-            done = insmod(MODULES[name])
+        for path in files:
+            done = insmod(path, *(parameters if path.stem == "hawk_npu" else ()))
             assert done.returncode == 0, done.stderr
-        done = insmod(MODULES["hawk_npu"], *parameters)
-        assert done.returncode == 0, done.stderr
         yield
         until_counts({})
     finally:
-        outcomes = [rmmod(name) for name in ("hawk_npu", "hawk_npu_importer", "hawk_npu_peer_core")]
-    assert [o.returncode for o in outcomes] == [0, 0, 0], [o.stderr for o in outcomes]
+        outcomes = [rmmod(path.stem) for path in reversed(files)]
+    assert not any(o.returncode for o in outcomes), [o.stderr for o in outcomes]
     assert " left\n" not in said(line) + "\n"
 
 
@@ -111,6 +119,7 @@ def emulated() -> Iterator[None]:
     """A small emulated device for all tests of a file."""
     with module(*SMALL, "adopt=1"):
         yield
+        checkers.assert_unleaked("hawk_npu")
 
 
 @pytest.fixture
@@ -152,8 +161,8 @@ class fails:  # noqa: N801  # reads as a verb: with fails(errno.EBUSY)
 class Opened:
     """A device file that is closed at the end of the block, and sometimes before."""
 
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    def __init__(self, path: str, flags: int = os.O_RDWR) -> None:
+        self.fd = os.open(path, flags | os.O_CLOEXEC)
 
     def ask(self, request: int, argument: Any = 0) -> Any:
         fcntl.ioctl(self.fd, request, argument)
@@ -176,8 +185,8 @@ class Opened:
 class Device(Opened):
     """One open of a device of the module."""
 
-    def __init__(self, path: str = "/dev/hawk_npu0") -> None:
-        super().__init__(path)
+    def __init__(self, path: str = "/dev/hawk_npu0", flags: int = os.O_RDWR) -> None:
+        super().__init__(path, flags)
         self.maps: list[mmap.mmap] = []
 
     def info(self) -> abi.Info:
@@ -230,6 +239,11 @@ def address_of(made: mmap.mmap) -> int:
         del view
 
 
+def address_of_readonly(made: mmap.mmap) -> int:
+    """The same of a mapping without PROT_WRITE, of which ctypes makes no view."""
+    return int(np.frombuffer(made, np.uint8).ctypes.data)
+
+
 def fnv1a(data: bytes) -> int:
     """What HAWK_NPU_CHECKSUM says of these bytes."""
     value = 0xCBF29CE484222325
@@ -241,7 +255,7 @@ def fnv1a(data: bytes) -> int:
 # -- the test modules' headers: kmod/tests/*.h ------------------------------------------------------------
 
 STATIC, DYNAMIC, PINNED, SLOW = range(4)
-NO_P2P = 1
+NO_P2P, DAWDLES = 1, 2
 
 
 def structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:

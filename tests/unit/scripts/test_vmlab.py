@@ -172,6 +172,35 @@ def test_a_module_is_built_in_a_copy_and_once(
         kernel.build(unpacked, source, tmp_path, print)
 
 
+def test_a_kernel_of_ones_own_brings_the_tree_it_was_built_in(
+    unpacked: kernel.Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[packages.Need, ...]] = []
+    monkeypatch.setattr(packages, "ensure", lambda needs, _: asked.append(needs))
+    tree = tmp_path / "linux"
+    tree.mkdir()
+    (tree / "Makefile").touch()
+    (unpacked.modules / VERSION / "build").symlink_to(tree)
+    source = tmp_path / "mod"
+    source.mkdir()
+    (source / "Makefile").write_text("lab:\n\techo $(KDIR) > built.ko\n")
+    first = kernel.build(unpacked, source, tmp_path, print)
+    assert (first / "built.ko").read_text() == f"{tree}\n"
+    assert [need.package for need in asked[0]] == ["make"]
+    os.utime(unpacked.image, (1, 1))
+    assert kernel.build(unpacked, source, tmp_path, print) != first
+
+
+@pytest.mark.parametrize(
+    ("config", "patience"), [("", 1), ("CONFIG_KASAN=y\n", 4), ("CONFIG_PROVE_LOCKING=y\n", 4)]
+)
+def test_limits_are_wider_for_a_kernel_with_checkers(
+    unpacked: kernel.Kernel, config: str, patience: float
+) -> None:
+    (unpacked.root / "boot" / f"config-{VERSION}").write_text(f"CONFIG_SMP=y\n{config}")
+    assert unpacked.patience == patience
+
+
 # -- suites ------------------------------------------------------------------------------------------------
 
 
