@@ -142,6 +142,12 @@ class RegistrationFailed(HawkMemoryError):
     code = "registration-failed"
 
 
+class DeviceLost(HawkMemoryError):
+    """A GPU's context in this process has failed for good; what is in that GPU's memory cannot be reached any more."""
+
+    code = "device-lost"
+
+
 class UnknownCache(HawkMemoryError, LookupError):
     """No cache with that id is registered in this agent (it may have been released)."""
 

@@ -54,6 +54,11 @@ class Region:
         """Virtual address of the first byte in this process."""
         return int(self.array.__array_interface__["data"][0])
 
+    @property
+    def gpu(self) -> int:
+        """The GPU whose memory it is, -1 for memory that processors read and write: only that has an `array`."""
+        return -1
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:

@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from hawk.errors import HawkMemoryError, InvalidArgument
+from hawk.memory.cuda import CudaMemory
 from hawk.memory.host import HostMemory
 from hawk.memory.npu import EmulatedNpu
 from hawk.memory.npu_device import NpuDevice
@@ -36,7 +37,9 @@ class MemoryKind(Protocol):
         ...
 
 
-_BUILT_IN = cast("dict[str, type[MemoryKind]]", {m.kind: m for m in (HostMemory, EmulatedNpu, NpuDevice)})
+_BUILT_IN = cast(
+    "dict[str, type[MemoryKind]]", {m.kind: m for m in (HostMemory, EmulatedNpu, NpuDevice, CudaMemory)}
+)
 
 
 @cache

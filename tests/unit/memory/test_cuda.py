@@ -1,0 +1,480 @@
+"""Memory of a GPU, with the driver's answers made up: what is taken, given back, passed on, refused and lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hawk.errors import (
+    DeviceLost,
+    HawkMemoryError,
+    InvalidArgument,
+    OutOfMemory,
+    RegistrationFailed,
+)
+from hawk.memory import cuda, cuda_arrays, cuda_driver, cuda_share, registry
+from hawk.memory.base import MoveSupport
+from hawk.memory.cuda import CudaConfig, CudaMemory, DeviceRegion, Pinned
+from hawk.memory.cuda_driver import Attribute, CudaFault
+from hawk.memory.region import ByteRanges, Moves
+from tests.descriptors import fds
+from tests.fake_cuda import FakeCuda
+
+ILLEGAL, NO_ROOM, REFUSED = 700, 2, 801
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeCuda]:
+    fake = FakeCuda(devices=2)
+    with cuda_driver.using(fake):
+        yield fake
+
+
+# -- the driver itself ----------------------------------------------------------------------------------------
+
+
+def test_without_a_driver_it_is_said_what_is_missing() -> None:
+    code = (
+        "from hawk.memory import cuda_driver, cuda_lib\n"
+        "def absent(name): raise OSError(name + ': cannot open shared object file')\n"
+        "cuda_lib.ctypes.CDLL = absent\n"
+        "try: cuda_driver.load()\n"
+        "except ImportError as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("MissingDependency libcuda.so.1: memory of a GPU needs the CUDA driver"), (
+        done.stderr
+    )
+
+
+class Answers:
+    """A library whose calls return what they are told to."""
+
+    def __init__(self, **codes: int) -> None:
+        self.codes, self.asked = codes, []
+
+    def __getattr__(self, name: str) -> object:
+        if name == "cuMemGetHandleForAddressRange":
+            raise AttributeError(name)  # a driver of before dma-bufs
+
+        def call(*arguments: object) -> int:
+            self.asked.append(name)
+            return self.codes.get(name, 0)
+
+        self.__dict__[name] = call
+        return call
+
+
+def test_the_library_is_called_by_name_and_its_results_become_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hawk.memory import cuda_lib
+
+    answers = Answers(cuEventQuery=600, cuMemAlloc_v2=2, cuPointerGetAttribute=1, cuDeviceGetAttribute=1)
+    monkeypatch.setattr(cuda_lib.ctypes, "CDLL", lambda name: answers)
+    lib = cuda_lib.LibCuda()
+    assert answers.asked == ["cuInit"]
+    assert not lib.reached(5)
+    assert lib.pointer(4096).device == -1
+    assert lib.attribute(0, Attribute.DMABUF) == 0
+    with pytest.raises(CudaFault, match="cuMemAlloc_v2: unknown") as caught:
+        lib.allocate(1)
+    assert not caught.value.sticky
+    with pytest.raises(CudaFault, match="500"):
+        lib.dmabuf(0, 4096)
+    answers.codes["cuEventSynchronize"] = ILLEGAL
+    with pytest.raises(CudaFault) as caught:
+        lib.synchronise(5)
+    assert caught.value.sticky
+    # Everything that the protocol names is there.
+    named = [name for name in vars(cuda_driver.Driver) if not name.startswith("_")]
+    assert all(callable(getattr(lib, name)) and callable(getattr(FakeCuda(), name)) for name in named)
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------
+
+
+def test_an_array_of_any_library_is_taken_where_it_is(driver: FakeCuda) -> None:
+    array = driver.tensor(np.arange(24, dtype=np.float16).reshape(2, 3, 4), device=1)
+    assert cuda_arrays.on_gpu(array)
+    found = cuda_arrays.taken(array)
+    assert (found.address, found.nbytes, found.device, found.dtype) == (array.address, 48, 1, "float16")
+    assert found.owner is array
+    assert found.current_stream() == 0
+    array.strides = (24, 8, 2)
+    assert cuda_arrays.taken(array).nbytes == 48
+    array.strides = (48, 16, 4)
+    with pytest.raises(InvalidArgument, match=r"kv: a buffer must be contiguous; got strides \(48, 16, 4\)"):
+        cuda_arrays.taken(array, "kv")
+
+
+class Tensor:
+    """As torch's look."""
+
+    class Device:
+        type, index = "cuda", 0
+
+        def __str__(self) -> str:
+            return "cuda:0"
+
+    def __init__(self, address: int, count: int, contiguous: bool = True) -> None:
+        self.address, self.count, self.contiguous = address, count, contiguous
+        self.device = self.Device()
+        self.dtype = "torch.bfloat16"
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def numel(self) -> int:
+        return self.count
+
+    def element_size(self) -> int:
+        return 2
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def stride(self) -> tuple[int, ...]:
+        return (7,)
+
+
+def test_tensors_are_taken_by_their_own_word(driver: FakeCuda) -> None:
+    memory = driver.tensor(np.zeros(64, np.uint8))
+    found = cuda_arrays.taken(Tensor(memory.address, 32))
+    assert (found.address, found.nbytes, found.device, found.dtype) == (memory.address, 64, 0, "bfloat16")
+    with pytest.raises(InvalidArgument, match="contiguous"):
+        cuda_arrays.taken(Tensor(memory.address, 32, contiguous=False))
+    with pytest.raises(InvalidArgument, match="empty"):
+        cuda_arrays.taken(Tensor(memory.address, 0))
+    with pytest.raises(InvalidArgument, match="the memory is not that GPU's; got memory of cuda:1"):
+        cuda_arrays.taken(Tensor(driver.tensor(np.zeros(64, np.uint8), device=1).address, 32))
+    with pytest.raises(InvalidArgument, match="got memory of no GPU"):  # its end lies outside
+        cuda_arrays.taken(Tensor(memory.address, 1 << 30))
+    with pytest.raises(InvalidArgument, match="managed memory moves by itself"):
+        cuda_arrays.taken(driver.tensor(np.zeros(64, np.uint8), kind="managed"))
+    on_host = Tensor(memory.address, 32)
+    on_host.device.type = "cpu"  # type: ignore[misc]
+    with pytest.raises(InvalidArgument, match="not on a GPU"):
+        cuda_arrays.taken(on_host)
+
+
+class Managed(ctypes.Structure):
+    _fields_ = (
+        ("tensor", cuda_arrays._DlTensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class Capsuled:
+    """An array that gives DLPack and nothing else."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, kind: int = 2):
+        self.shape = (ctypes.c_int64 * len(shape))(*shape)
+        self.strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
+        tensor = cuda_arrays._DlTensor(
+            data=address,
+            device=cuda_arrays._DlDevice(kind, 0),
+            ndim=len(shape),
+            dtype=cuda_arrays._DlType(4, 16, 1),
+            byte_offset=32,
+        )
+        tensor.shape = self.shape
+        if self.strides is not None:
+            tensor.strides = self.strides
+        self.managed, self.kind = Managed(tensor), kind
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self.kind, 0)
+
+    def __dlpack__(self, stream: int | None = None) -> object:
+        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+            ("PyCapsule_New", ctypes.pythonapi)
+        )
+        return make(ctypes.addressof(self.managed), cuda_arrays._NAME, None)
+
+
+def test_dlpack_is_taken_without_being_consumed(driver: FakeCuda) -> None:
+    memory = driver.tensor(np.zeros(128, np.uint8))
+    array = Capsuled(memory.address, (4, 6), (6, 1))
+    assert cuda_arrays.on_gpu(array)
+    found = cuda_arrays.taken(array)
+    assert (found.address, found.nbytes, found.dtype, found.width) == (memory.address + 32, 48, "bfloat16", 2)
+    assert cuda_arrays.taken(Capsuled(memory.address, (4, 6), None)).nbytes == 48
+    with pytest.raises(InvalidArgument, match="contiguous"):
+        cuda_arrays.taken(Capsuled(memory.address, (4, 6), (12, 2)))
+    with pytest.raises(InvalidArgument, match="not on a GPU; got DLPack device type 1"):
+        cuda_arrays.taken(Capsuled(memory.address, (4, 6), None, kind=1))
+    with pytest.raises(InvalidArgument, match="managed memory"):
+        cuda_arrays.taken(Capsuled(memory.address, (4, 6), None, kind=13))
+
+
+def test_what_is_no_array_of_a_gpu(driver: FakeCuda) -> None:
+    assert not cuda_arrays.on_gpu(np.zeros(3))
+    for wrong in (None, 5, "kv", object()):
+        with pytest.raises(InvalidArgument, match="no array of a GPU"):
+            cuda_arrays.taken(wrong)
+    with pytest.raises(InvalidArgument, match="not on a GPU"):
+        cuda_arrays.taken(np.zeros(3))
+    text = driver.tensor(np.zeros(8, np.uint8))
+    text.dtype = np.dtype(object)
+    with pytest.raises(InvalidArgument):
+        cuda_arrays.taken(text)
+
+
+# -- a memory -------------------------------------------------------------------------------------------------
+
+
+def ranges(*rows: tuple[int, int, int]) -> ByteRanges:
+    table = np.asarray(rows, np.int64).reshape(-1, 3)
+    return ByteRanges(table[:, 0].astype(np.int32), table[:, 1].copy(), table[:, 2].copy())
+
+
+def test_it_is_allocated_once_and_given_back(driver: FakeCuda) -> None:
+    before = fds()
+    config = CudaConfig(capacity=8 << 20, gpu=1, channels=4)
+    memory = registry.create("cuda", "gpu1", config)
+    assert driver.counts["allocate"] == 1
+    assert [r.nbytes for r in memory.regions] == [2 << 20] * 4
+    assert [r.address - memory.regions[0].address for r in memory.regions] == [
+        i * (2 << 20) for i in range(4)
+    ]
+    assert [r.dmabuf_offset for r in memory.regions] == [i * (2 << 20) for i in range(4)]
+    assert {r.gpu for r in memory.regions} == {1}
+    assert len({r.dmabuf for r in memory.regions}) == 1
+    os.fstat(memory.regions[0].dmabuf)
+    taken = memory.allocate(4096, "job")
+    assert taken.channels == (0, 1, 2, 3)
+    memory.free(taken)
+    with pytest.raises(RegistrationFailed, match=r"gpu1/channel2: the memory is a GPU's and cannot be read"):
+        _ = memory.regions[2].array
+    memory.close()
+    memory.close()
+    assert not driver.left()
+    assert fds() == before
+
+
+@pytest.mark.parametrize("call", ["enter", "allocate", "stream", "event", "attribute"])
+def test_what_fails_while_it_is_made_leaves_nothing(call: str, driver: FakeCuda) -> None:
+    before = fds()
+    driver.fail[call, 1] = REFUSED
+    with pytest.raises(HawkMemoryError, match=f"cuda:0: the CUDA driver refused a call; got {call}"):
+        CudaMemory("gpu0", capacity=4 << 20)
+    driver.fail = {("allocate", driver.counts.get("allocate", 0) + 1): NO_ROOM}
+    with pytest.raises(OutOfMemory, match="cuda:0: the GPU has too little free memory"):
+        CudaMemory("gpu0", capacity=4 << 20)
+    assert not driver.left()
+    assert fds() == before
+
+
+def test_bad_options(driver: FakeCuda) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"gpu0.gpu: no such device; got cuda:9; expected cuda:0..cuda:1"
+    ):
+        CudaMemory("gpu0", capacity=4096, gpu=9)
+    with pytest.raises(InvalidArgument, match="no number of a GPU"):
+        CudaConfig(capacity=4096, gpu=-1)
+    with pytest.raises(InvalidArgument, match="no alignment"):
+        CudaConfig(capacity=4096, alignment=3)
+    driver.devices = 0
+    with pytest.raises(InvalidArgument, match="a machine with a GPU"):
+        CudaMemory("gpu0", capacity=4096, gpu=5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "exports", "flushes"),
+    [
+        ({Attribute.DMABUF: 1, Attribute.WRITES_ORDERING: 0, Attribute.FLUSH_OPTIONS: 1}, True, 1),
+        ({Attribute.DMABUF: 1, Attribute.WRITES_ORDERING: 100, Attribute.FLUSH_OPTIONS: 1}, True, 0),
+        ({Attribute.DMABUF: 1, Attribute.WRITES_ORDERING: 200, Attribute.FLUSH_OPTIONS: 0}, True, 0),
+        ({Attribute.DMABUF: 1, Attribute.WRITES_ORDERING: 0, Attribute.FLUSH_OPTIONS: 0}, False, 0),
+        ({Attribute.DMABUF: 0, Attribute.WRITES_ORDERING: 0, Attribute.FLUSH_OPTIONS: 1}, False, 0),
+    ],
+)
+async def test_it_flushes_where_the_gpu_keeps_no_order(
+    attributes: dict[int, int], exports: bool, flushes: int, driver: FakeCuda
+) -> None:
+    driver.attributes = attributes
+    memory = CudaMemory("gpu0", capacity=4 << 20)
+    try:
+        assert (memory.regions[0].dmabuf >= 0) == exports == (not memory.why_no_dmabuf)
+        await memory.flush(ranges((0, 0, 4096)))
+        await memory.flush(ranges())
+        assert driver.counts.get("flush_writes", 0) == flushes
+        with pytest.raises(InvalidArgument, match="outside its channel"):
+            await memory.flush(ranges((0, 4 << 20, 1)))
+    finally:
+        memory.close()
+
+
+async def test_moves_are_done_when_it_says_so(driver: FakeCuda) -> None:
+    memory = CudaMemory("gpu0", capacity=2 << 20, channels=2)
+    region = memory.regions[1]
+    there = driver.at(region.address, region.nbytes)
+    there[:] = np.arange(len(there), dtype=np.uint32).astype(np.uint8)
+    columns = [np.array(c) for c in ([1, 1], [16, 64], [4096, 8192], [32, 16])]
+    assert memory.move_support is MoveSupport.DEVICE
+    await memory.move(Moves(columns[0].astype(np.int32), *columns[1:]))
+    assert np.array_equal(there[4096:4128], there[16:48])
+    assert np.array_equal(there[8192:8208], there[64:80])
+    driver.fail["across", driver.counts["across"] + 1] = ILLEGAL
+    with pytest.raises(
+        DeviceLost, match=r"cuda:0: the GPU's context in this process has failed.*ILLEGAL_ADDRESS"
+    ):
+        await memory.move(Moves(columns[0].astype(np.int32), *columns[1:]))
+    memory.close()
+
+
+# -- what is lost ---------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_device_is_told_once_and_costs_nothing_else(driver: FakeCuda) -> None:
+    memory, other = CudaMemory("gpu0", capacity=2 << 20), CudaMemory("gpu1", capacity=2 << 20, gpu=1)
+    told: list[DeviceLost] = []
+    memory.device.on_lost.append(told.append)
+    with pytest.raises(DeviceLost) as caught, memory.device.current() as calls:
+        driver.fail["synchronise", 1] = ILLEGAL
+        calls.synchronise(calls.event())
+    assert caught.value.hint
+    driver.lost = 0  # the driver would answer again; this process does not ask it any more
+    for _ in range(2):
+        with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"), memory.device.current():
+            raise AssertionError("not reached")
+    with pytest.raises(DeviceLost):
+        await memory.flush(ranges((0, 0, 16)))
+    assert len(told) == 1
+    with other.device.current():
+        pass
+    other.close()
+    memory.close()
+    assert cuda.device(0) is memory.device
+    assert "lost" in repr(memory.device)
+
+
+def test_pinned_memory_and_why_it_is_not(driver: FakeCuda) -> None:
+    array = np.zeros(8192, np.uint8)
+    pinned = Pinned(cuda.device(0), array.ctypes.data, array.nbytes)
+    assert driver.pinned == {array.ctypes.data: 8192}
+    pinned.close()
+    pinned.close()
+    assert not driver.pinned
+    driver.fail["pin", 2] = REFUSED
+    assert "pin" in Pinned(cuda.device(0), array.ctypes.data, array.nbytes).why
+
+
+# -- to another process ---------------------------------------------------------------------------------------
+
+
+def test_a_plain_allocation_goes_by_handle_and_offset(driver: FakeCuda) -> None:
+    memory = driver.tensor(np.arange(200, dtype=np.uint8))
+    there = cuda.device(0)
+    exported = cuda_share.export(there, memory.address + 40, 100)
+    assert (exported.way, exported.offset, exported.fds) == ("legacy", 40, ())
+    imported = cuda_share.Imported(there, exported)
+    assert (imported.address, imported.nbytes) == (memory.address + 40, 100)
+    imported.close()
+    imported.close()
+    assert not driver.opened
+    with pytest.raises(RegistrationFailed, match=r"kv: the range reaches past its allocation; got 240 bytes"):
+        cuda_share.export(there, memory.address + 40, 200, name="kv")
+    far = cuda_share.Exported("legacy", 500, 40, exported.handle)
+    with pytest.raises(RegistrationFailed, match="past its allocation"):
+        cuda_share.Imported(there, far)
+    stranger = cuda_share.Exported("legacy", 500, 40, bytes(64))
+    with pytest.raises(RegistrationFailed, match=r"another process' memory cannot be opened"):
+        cuda_share.Imported(there, stranger)
+    assert not driver.opened
+
+
+def test_mapped_memory_goes_by_descriptors(driver: FakeCuda) -> None:
+    before = fds()
+    first = driver.segments([4096, 8192, 4096])
+    there = cuda.device(0)
+    exported = cuda_share.export(there, first + 3000, 10000)
+    assert (exported.way, exported.offset, exported.sizes) == ("fd", 3000, (4096, 8192, 4096))
+    imported = cuda_share.Imported(there, exported)
+    assert np.array_equal(driver.at(imported.address, 10000), driver.at(first + 3000, 10000))
+    assert len(driver.opened) == 3
+    imported.close()
+    exported.close()
+    assert not driver.opened
+    assert not driver.reserved
+    assert not driver.handles
+    assert fds() == before
+    inside = cuda_share.export(there, first + 5000, 100)
+    assert (inside.offset, inside.sizes) == (5000 - 4096, (8192,))
+    inside.close()
+
+
+@pytest.mark.parametrize("call", ["export_fd", "retain"])
+def test_mappings_that_cannot_be_passed_on(call: str, driver: FakeCuda) -> None:
+    before = fds()
+    first = driver.segments([4096, 4096])
+    driver.fail[call, 2] = REFUSED
+    with pytest.raises(
+        RegistrationFailed, match=r"the memory's mappings cannot be passed on.*expandable_segments"
+    ):
+        cuda_share.export(cuda.device(0), first, 8192)
+    assert not driver.handles
+    assert fds() == before
+
+
+@pytest.mark.parametrize("call", ["reserve", "import_fd", "map"])
+def test_mappings_that_cannot_be_opened_leave_nothing(call: str, driver: FakeCuda) -> None:
+    first = driver.segments([4096, 4096])
+    there = cuda.device(0)
+    exported = cuda_share.export(there, first, 8192)
+    driver.fail[call, 1 if call == "reserve" else 2] = REFUSED
+    with pytest.raises(RegistrationFailed, match=f"cannot be opened; got {call}"):
+        cuda_share.Imported(there, exported)
+    assert not driver.opened
+    assert not driver.reserved
+    assert not driver.handles
+    exported.close()
+
+
+def test_what_can_be_passed_on_in_no_way_is_refused_with_what_would_work(driver: FakeCuda) -> None:
+    there = cuda.device(0)
+    pool = driver.tensor(np.zeros(64, np.uint8), kind="pool")
+    with pytest.raises(RegistrationFailed, match=r"memory of a pool without handles.*embedded.*hawk\.Agent"):
+        cuda_share.export(there, pool.address, 64)
+    with pytest.raises(RegistrationFailed, match="managed memory"):
+        cuda_share.export(there, driver.tensor(np.zeros(64, np.uint8), kind="managed").address, 64)
+    with pytest.raises(RegistrationFailed, match="not that GPU's"):
+        cuda_share.export(there, driver.tensor(np.zeros(64, np.uint8), device=1).address, 64)
+    with pytest.raises(InvalidArgument, match="no export"):
+        cuda_share.Exported("fd", 10, 0, sizes=(4,))
+    with pytest.raises(InvalidArgument, match="no export"):
+        cuda_share.Exported("legacy", 10, 0, b"short")
+
+
+def test_a_region_of_a_gpu_is_a_region(driver: FakeCuda) -> None:
+    region = DeviceRegion("kv/buffer0", 0x7F0000000000, 1 << 40, 1)
+    assert (region.address, region.nbytes, region.gpu, region.fd, region.dmabuf) == (
+        0x7F0000000000,
+        1 << 40,
+        1,
+        -1,
+        -1,
+    )
+    assert region.extents == (0,)
+    with pytest.raises(AttributeError):
+        region.fd = 3  # type: ignore[misc]
+
+
+def test_nothing_of_it_blocks_the_event_loop(driver: FakeCuda) -> None:
+    async def scene() -> None:
+        driver.attributes[Attribute.WRITES_ORDERING] = 0
+        memory = CudaMemory("gpu0", capacity=2 << 20)
+        done = asyncio.ensure_future(memory.flush(ranges((0, 0, 16))))
+        await asyncio.sleep(0)
+        assert not done.done()
+        await done
+        memory.close()
+
+    asyncio.run(scene())
