@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hawk import client as _client
 from hawk.arguments import ticket_texts
+from hawk.cache_gpu import set_mark
 from hawk.errors import DeadlineExceeded, WrongContext
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class Offer:
         """Without the ticket: who reads one in a log could fetch."""
         return f"<{type(self).__name__} {self.request!r} of {self._owner.name}>"
 
-    def layers_ready(self, layers: int) -> None:
-        """Layers `[0, layers)` are written."""
-        self._owner.wait(self._handle.layers_ready(layers))
+    def layers_ready(self, layers: int, *, after: object = None) -> None:
+        """Layers `[0, layers)` are written; `after` as for `hawk.handles.OfferHandle`, seen from this thread."""
+        self._owner.wait(self._handle.layers_ready(layers, after=self._handle.mark(after)))
 
     def ended(self, timeout: float | None = None) -> str:
         """Waits until the offer has ended: `"consumed"`, `"expired"` or `"withdrawn"`."""
@@ -182,7 +183,9 @@ class Client:
         self.wait(cache.release())
 
     def offer(self, request: str, cache: Cache, blocks: Any, **options: Any) -> Offer:
-        """See `hawk.Client.offer`."""
+        """See `hawk.Client.offer`; on a GPU the current stream is this thread's."""
+        if options.get("layers_ready") != 0 or options.get("after") is not None:
+            options["after"] = set_mark(cache.local, options.get("after"))
         return Offer(self, self.wait(self._client.offer(request, cache, blocks, **options)))
 
     def fetch(self, ticket: str | Offer | Sequence[str | Offer] | None = None, **options: Any) -> Ready:

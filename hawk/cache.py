@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hawk.arguments import instance, shown
+from hawk.cache_gpu import gpu_arrays
 from hawk.cache_spec import CacheSpec, loaded
 from hawk.errors import InvalidArgument, LayoutError
 from hawk.layouts import Layout
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CodecInfo
+    from hawk.memory.cuda_arrays import CudaArray
 
     U8 = NDArray[np.uint8]
 
@@ -39,12 +41,14 @@ class KVCache:
 
     Make one with `KVCache.alloc` (shared memory that a separate agent can map), `KVCache.from_numpy` or
     `KVCache.from_torch` (arrays you have; a separate agent can map them only where they lie in memory from
-    `hawk.alloc`).
+    `hawk.alloc`), or `KVCache.from_cuda` (arrays on a GPU, for an agent in this process): then `gpu_buffers` holds
+    them, and `buffers` nothing.
     """
 
     spec: CacheSpec
     buffers: list[U8]
     _owned: shared.SharedBuffer | None = None
+    gpu_buffers: list[CudaArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         compiled = instance(self.spec, CacheSpec, "spec", "a CacheSpec").compile()
@@ -56,16 +60,17 @@ class KVCache:
                 hint="Use Client.allocate for a cache in the memory of a device",
             )
         sizes = compiled.buffer_bytes
-        if len(self.buffers) != len(sizes):
+        held = self._held
+        if len(held) != len(sizes):
             raise InvalidArgument(
                 f"the layout {compiled.name} keeps {' x '.join(compiled.buffers) or 'all'} in separate buffers",
                 field="buffers",
-                got=len(self.buffers),
+                got=len(held),
                 expected=f"{compiled.buffer_count} and {len(sizes) - compiled.buffer_count} of scales"
                 if len(sizes) > compiled.buffer_count
                 else compiled.buffer_count,
             )
-        for i, buffer in enumerate(self.buffers):
+        for i, buffer in enumerate(held):
             if buffer.nbytes != sizes[i]:
                 raise InvalidArgument(
                     "the buffer's size does not match the spec",
@@ -73,6 +78,10 @@ class KVCache:
                     got=f"{buffer.nbytes} bytes",
                     expected=f"{sizes[i]} bytes",
                 )
+
+    @property
+    def _held(self) -> Sequence[U8 | CudaArray]:
+        return self.gpu_buffers or self.buffers
 
     @classmethod
     def alloc(cls, spec: CacheSpec) -> KVCache:
@@ -118,7 +127,7 @@ class KVCache:
         spec: CacheSpec | None = None,
         part: Part | None = None,
     ) -> KVCache:
-        """Over CPU tensors that exist, one per buffer of the layout, without a copy.
+        """Over tensors that exist, one per buffer of the layout, without a copy; all on the CPU, or all on one GPU.
 
         Without `spec` the shape is read from the tensors: their axes must be those of the layout's order, so for
         `vllm/nhd` each layer's tensor is `[kv, block, slot, head, dim]`.  The codec follows from the dtype.  `part`
@@ -138,11 +147,12 @@ class KVCache:
                 raise InvalidArgument(
                     "no tensor", field=f"tensors[{i}]", got=shown(tensor), expected="a torch tensor"
                 )
-            if tensor.device.type != "cpu":
+            if tensor.device.type not in ("cpu", "cuda") or tensor.device.type != tensors[0].device.type:
                 raise InvalidArgument(
-                    "only CPU tensors can be mapped here",
+                    "tensors are on the CPU or on a GPU, all alike",
                     field=f"tensors[{i}]",
                     got=f"a tensor on {tensor.device}",
+                    expected=f"{tensors[0].device}, as the first" if i else "cpu or cuda",
                 )
             if not tensor.is_contiguous():
                 raise InvalidArgument(
@@ -155,26 +165,46 @@ class KVCache:
         compiled = instance(spec, CacheSpec, "spec", "a CacheSpec").compile()
         for i, tensor in enumerate(tensors[: compiled.buffer_count]):
             _check_torch(tensor, compiled.codec, f"tensors[{i}].dtype")
+        if tensors[0].device.type == "cuda":
+            return cls(spec, [], gpu_buffers=gpu_arrays(tensors, compiled, "tensors"))
         buffers = [_torch_bytes(t) for t in tensors]
         return cls(spec, buffers)
+
+    @classmethod
+    def from_cuda(cls, arrays: Sequence[Any], spec: CacheSpec) -> KVCache:
+        """Over arrays in the memory of one GPU, one per buffer of the layout, without a copy: source caches only.
+
+        Torch tensors, and whatever has `__cuda_array_interface__` or DLPack (CuPy, JAX).  Its agent is one in this
+        process.  The arrays are kept as long as this object is.  Raises `InvalidArgument` naming the array,
+        `MissingDependency` without a driver.
+        """
+        compiled = instance(spec, CacheSpec, "spec", "a CacheSpec").compile()
+        return cls(spec, [], gpu_buffers=gpu_arrays(arrays, compiled, "arrays"))
 
     def __repr__(self) -> str:
         """What it is, and none of the bytes."""
         spec = self.spec
         layout = spec.resolve()
-        size = approximate_size(sum(buffer.nbytes for buffer in self.buffers))
-        state = f"{size} in {len(self.buffers)} buffers" if self.buffers else "closed"
+        held = self._held
+        size = approximate_size(sum(buffer.nbytes for buffer in held))
+        state = f"{size} in {len(held)} buffers" if held else "closed"
+        if self.gpu_buffers:
+            state += f" on cuda:{self.gpu_buffers[0].device}"
         box = ", ".join(f"{k}={getattr(spec, k)}" for k in ("layers", "heads", "dim", "block_size", "blocks"))
         part = "" if spec.part is None else f", {spec.part}"
         return f"<KVCache {layout.name} {spec.codec or layout.codec}, {box}{part}: {state}>"
 
     def array(self, layer: int, kv: int = 0) -> U8:
-        """The bytes of the buffer that holds this layer and kv, `uint8[n]`."""
+        """The bytes of the buffer that holds this layer and kv, `uint8[n]`; of memory of the host only."""
+        if self.gpu_buffers:
+            raise InvalidArgument(
+                "the cache is in memory of a GPU", field="array", got=f"cuda:{self.gpu_buffers[0].device}"
+            )
         return self.buffers[self.spec.compile().buffer(layer, kv)]
 
     def close(self) -> None:
         """Lets go of memory that `alloc` made.  Call it after the cache was released by its client."""
-        self.buffers = []
+        self.buffers, self.gpu_buffers = [], []
         if self._owned is not None:
             self._owned.close()
             self._owned = None

@@ -30,6 +30,7 @@ from hawk.arguments import (
     ticket_texts,
 )
 from hawk.cache import CacheSpec, KVCache
+from hawk.cache_gpu import drop, set_mark
 from hawk.connection import CALL_TIMEOUT
 from hawk.control import frames
 from hawk.control.messages import (
@@ -80,9 +81,17 @@ class Client(Operator):
         self.check_context()
         instance(cache, KVCache, "cache", "a KVCache")
         assert self._link is not None
-        refs = []
+        refs = [BufferRef(_HERE, b.nbytes, b.address, b.nbytes, b.device) for b in cache.gpu_buffers]
         sent: dict[int, bytes] = {}
         here = _embedded_agent(self._generation)
+        if refs and not here:
+            raise RegistrationFailed(
+                "the agent is another process, and retiles no memory of a GPU that is not its own",
+                field="buffers[0]",
+                got=f"memory of cuda:{refs[0].gpu}",
+                hint="Ways that work: run the agent in this process (hawk.Agent), or keep the cache in shared memory "
+                "(KVCache.alloc)",
+            )
         for i, buffer in enumerate(cache.buffers):
             address = int(buffer.ctypes.data)
             found = find(address, buffer.nbytes)
@@ -151,6 +160,7 @@ class Client(Operator):
         ttl: float | str = "30s",
         note: bytes = b"",
         layers_ready: int | None = None,
+        after: object = None,
         consumer: str = "",
         consumers: int | Sequence[str] = 1,
     ) -> OfferHandle:
@@ -158,6 +168,8 @@ class Client(Operator):
 
         layers_ready    layers that are written already (all of them if None); the rest is announced with
                         `OfferHandle.layers_ready` while prefill runs
+        after           of a cache on a GPU: the stream or the event behind which these layers are written, see
+                        `OfferHandle.layers_ready`
         consumer        name of the only agent that may fetch it; needed for a fetch without the ticket
         consumers       where several fetch it (the workers of a decode group whose heads it holds): how many, or the
                         names of their agents, each as often as it fetches
@@ -171,25 +183,30 @@ class Client(Operator):
         names, claims = consumer_names(consumers)
         if names or claims > 1:
             self.needs_version(PARTS_SINCE, "an offer for several consumers")
-        answer = await self.call(
-            Offer(
-                id=0,
-                request=request_id(request),
-                cache=cache.id,
-                blocks=block_table(blocks),
-                tokens=count(tokens, "tokens"),
-                ttl=duration(ttl, "ttl"),
-                note=small_note(note),
-                layers=cache.layout.shape.layers
-                if layers_ready is None
-                else count(layers_ready, "layers_ready"),
-                consumer=text(consumer, "consumer", 128),
-                consumers=names,
-                claims=claims,
-            ),
-            Offered,
-        )
-        return OfferHandle(self, request, answer.ticket)
+        written = cache.layout.shape.layers if layers_ready is None else count(layers_ready, "layers_ready")
+        mark = set_mark(cache.local, after) if written or after is not None else None
+        try:
+            answer = await self.call(
+                Offer(
+                    id=0,
+                    request=request_id(request),
+                    cache=cache.id,
+                    blocks=block_table(blocks),
+                    tokens=count(tokens, "tokens"),
+                    ttl=duration(ttl, "ttl"),
+                    note=small_note(note),
+                    layers=written,
+                    consumer=text(consumer, "consumer", 128),
+                    consumers=names,
+                    claims=claims,
+                    mark=0 if mark is None else mark.number,
+                ),
+                Offered,
+            )
+        finally:
+            if mark is not None:
+                drop(mark)  # one that the agent took is its own
+        return OfferHandle(self, request, answer.ticket, cache.local)
 
     def fetch(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hawk.arguments import count
+from hawk.cache_gpu import Mark, drop, set_mark
 from hawk.control.messages import (
     AbortFetch,
     AwaitOffer,
@@ -122,7 +123,8 @@ class DeviceCache(Cache):
 class OfferHandle:
     """An open offer.  `str(offer)` is its ticket."""
 
-    def __init__(self, client: Client, request: str, ticket: str) -> None:
+    def __init__(self, client: Client, request: str, ticket: str, local: KVCache | None = None) -> None:
+        self._local = local
         self.request = request
         self.ticket = ticket
         self._claim = decode_ticket(ticket).claim
@@ -135,9 +137,25 @@ class OfferHandle:
         """Without the ticket: who reads one in a log could fetch."""
         return f"<{type(self).__name__} {self.request!r} of {self._client.name}>"
 
-    async def layers_ready(self, layers: int) -> None:
-        """Layers `[0, layers)` are written; the agent may retile and send them."""
-        await self._client.done(LayersReady(0, self.request, self._claim, count(layers, "layers")))
+    def mark(self, after: object = None) -> Mark | None:
+        """Marks where the GPU is now; from the thread that computes, for `layers_ready` in another."""
+        return set_mark(self._local, after)
+
+    async def layers_ready(self, layers: int, *, after: object = None) -> None:
+        """Layers `[0, layers)` are written; the agent may retile and send them.
+
+        after    of a cache on a GPU: the stream or the event behind which they are written (torch's or CuPy's, or
+                 the number of a stream), or what `mark` returned; None: torch's current stream for tensors of torch,
+                 else the default stream.  Nobody waits for it but the GPU
+        """
+        number = count(layers, "layers")
+        mark = set_mark(self._local, after)
+        try:
+            told = LayersReady(0, self.request, self._claim, number, 0 if mark is None else mark.number)
+            await self._client.done(told)
+        finally:
+            if mark is not None:
+                drop(mark)  # one that the agent took is its own
 
     async def ended(self) -> str:
         """Waits until the offer has ended and HAWK reads its blocks no more.

@@ -91,6 +91,39 @@ class FakeCuda:
         self._call("launch")
         self._put(stream, work)
 
+    def make_stream(self) -> int:
+        """A stream of the engine's."""
+        number = self._number()
+        self.streams[number] = deque()
+        return number
+
+    def put_plain(self, stream: int, work: Callable[[], None]) -> None:
+        """What the engine does."""
+        self._put(stream, work)
+
+    def end_stream(self, stream: int) -> None:
+        """The engine's stream again."""
+        self.advance()
+        assert not self.streams.pop(stream)
+
+    def make_event(self, stream: int) -> int:
+        """An event of the engine's, recorded on a stream of its."""
+        number = self._number()
+        event = self.events[number] = Event(wanted=1)
+        self._put(stream, ("record", event))
+        return number
+
+    def drop(self, event: int) -> None:
+        """The engine's event again."""
+        del self.events[event]
+
+    def forget_lost(self) -> None:
+        """What a process whose GPU is lost never gave back: the driver has taken it."""
+        self.blocks.clear()
+        self.pinned.clear()
+        self.events.clear()
+        self.streams = {0: deque()}
+
     def left(self) -> dict[str, int]:
         """What was not given back."""
         plain = [b for b in self.blocks.values() if b.kind != "test"]
@@ -387,3 +420,44 @@ class FakeArray:
     @property
     def bytes(self) -> np.ndarray:
         return self._driver.at(self.address, int(np.prod(self.shape)) * self.dtype.itemsize)
+
+
+class Gate:
+    """Holds a stream until it is opened."""
+
+    def __init__(self, driver: FakeCuda, stream: int) -> None:
+        self._driver, self._event = driver, Event(wanted=1)
+        driver._put(stream, ("wait", self._event, 1))
+
+    def open(self) -> None:
+        with self._driver._lock:
+            self._event.done = 1
+            self._driver._lock.notify_all()
+
+
+class Kernels:
+    """Generated kernels, run by a processor when the stream comes to them; see `tests/unit/retile/cuda/on_cpu.py`."""
+
+    def __init__(self, driver: FakeCuda, compiled: object) -> None:
+        self._driver, self._compiled = driver, compiled
+        self.launched = 0
+        self.fail: Exception | None = None
+
+    def prepare(self, steps: list, regions: list, arena: object, stream: int) -> object:
+        from hawk.retile.cuda.tables import bind
+
+        bounds = bind(steps, regions, arena)
+        arrays = [self._driver.at(*span) for span in regions]
+        into = self._driver.at(*arena)
+
+        def work() -> None:
+            for bound in bounds:
+                assert self._compiled.launch(bound, arrays, into) == 0, "an access outside, or not aligned"
+
+        def launch(stream: int) -> None:
+            if self.fail is not None:
+                raise self.fail
+            self.launched += 1
+            self._driver.put(stream, work)
+
+        return type("Prepared", (), {"launch": staticmethod(launch)})

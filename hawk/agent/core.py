@@ -26,12 +26,14 @@ from hawk.control.sockets import Sockets
 from hawk.errors import InvalidArgument, NotViable
 from hawk.jobs.caches import CacheBook
 from hawk.jobs.fetch import FetchContext
+from hawk.jobs.gpus import Gpus
 from hawk.jobs.ledger import Ledger
 from hawk.jobs.links import Links
 from hawk.jobs.offers import OfferBook
 from hawk.jobs.peers import Peers
 from hawk.jobs.planner import Planner
 from hawk.jobs.quarantine import Quarantine
+from hawk.jobs.retilers import OnProcessors, Retilers
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving
 from hawk.jobs.states import settle
@@ -184,6 +186,13 @@ class Agent:
         await self._start_transports()
         retiler = Retiler(config.retile.threads or len(os.sched_getaffinity(0)))
         stack.callback(retiler.close)
+        self.gpus = Gpus(
+            self.arena.region,
+            config.jobs.chunk,
+            scrub=config.integrity.scrub,
+            on_lost=self.service.gpu_lost,
+        )
+        stack.callback(self.gpus.close)
         self._planner = Planner()
         stack.callback(self._planner.close)
         self._quarantine = Quarantine(self.arena)
@@ -236,8 +245,7 @@ class Agent:
             self.sockets.zap,
             ServeContext(
                 room=limits.room,
-                retiler=retiler,
-                retiling=limits.retiling,
+                retilers=Retilers(OnProcessors(retiler, limits.retiling), self.gpus),
                 planner=self._planner,
                 transports=self.transports,
                 offers=self.offers,

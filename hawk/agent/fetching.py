@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hawk.control.messages import FetchEnded, Progress, StartFetch, Ticket, decode_ticket, unpack_blocks
-from hawk.errors import Aborted, Draining, HawkError, InvalidArgument
+from hawk.errors import Aborted, Draining, HawkError, InvalidArgument, RegistrationFailed
 from hawk.jobs.caches import read_part
 from hawk.jobs.fetch import FetchJob
 from hawk.jobs.ledger import Look
@@ -132,6 +132,14 @@ class _Told:
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
     cache = agent.caches.get(message.cache, session.token)
+    if cache.gpu >= 0:
+        raise RegistrationFailed(
+            "no transport writes into memory of a GPU here",
+            field="into",
+            got=f"a cache in memory of cuda:{cache.gpu}",
+            expected="a cache in memory of the host, or of one of the agent's memories",
+            hint="Fetch into KVCache.alloc or Client.allocate, and copy from there",
+        )
     request, tokens = message.request, message.tokens
     if message.ticket:
         tickets = [decode_ticket(text) for text in (message.ticket, *message.tickets)]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hawk.agent.core import Agent
     from hawk.agent.sessions import Session
+    from hawk.control.messages import LayersReady
     from hawk.jobs.caches import CacheEntry
     from hawk.jobs.offers import PastOffer
 
@@ -54,6 +55,8 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         raise
     agent.caches.use(cache)
     session.offers.add(entry)
+    if message.mark:
+        _behind(agent, entry, message.layers, message.mark)
     ticket = Ticket(
         agent=agent.config.agent.name,
         address=agent.advertised_address,
@@ -64,6 +67,23 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         part=cache.descr.part,
     )
     return Offered(message.id, encode_ticket(ticket))
+
+
+def _behind(agent: Agent, entry: OfferEntry, layers: int, mark: int) -> None:
+    """The layers are written when a mark is reached.  An offer of which that cannot be told ends."""
+    try:
+        agent.gpus.behind(entry, layers, mark)
+    except HawkError as error:
+        agent.offers.end(entry, Outcome.WITHDRAWN, error)
+        raise
+
+
+def layers_ready(agent: Agent, session: Session, message: LayersReady) -> None:
+    """More layers of an offer are written, or will be when a GPU has come to the mark."""
+    entry = own(agent, session, message.request, message.claim)
+    agent.offers.layers_ready(entry, message.layers)
+    if message.mark:  # in the same turn of the loop: nobody has begun with these layers
+        _behind(agent, entry, message.layers, message.mark)
 
 
 def _read(entry: OfferEntry) -> NDArray[np.int64]:
@@ -146,6 +166,7 @@ def withdraw_all(agent: Agent, cache: CacheEntry, error: HawkError) -> None:
 
 def ended(agent: Agent, session: Session | None, entry: OfferEntry) -> None:
     """An offer is over and its source blocks are free: forget it."""
+    agent.gpus.forget(entry)
     entry.cache.take_back(_read(entry))
     agent.caches.done(entry.cache)
     if session is not None:

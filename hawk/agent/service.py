@@ -254,8 +254,8 @@ class Service:
         match message:
             case Offer():
                 return offering.offer(agent, session, message)
-            case LayersReady(request=request, claim=claim, layers=layers):
-                agent.offers.layers_ready(offering.own(agent, session, request, claim), layers)
+            case LayersReady():
+                offering.layers_ready(agent, session, message)
             case StartFetch():
                 fetching.start(agent, session, message, lambda answer: self._reply(session, answer))
             case AskStatus():
@@ -271,7 +271,7 @@ class Service:
         match message:
             case Register():
                 here = agent.embedded and session.pid == agent.pid
-                entry = await map_registered(session, message.cache, message.buffers, here)
+                entry = await map_registered(session, message.cache, message.buffers, here, agent.gpus)
                 self._keep(session, entry)
                 return Registered(call, entry.id)
             case Allocate():
@@ -327,6 +327,13 @@ class Service:
         """An offer is over and its source blocks are free."""
         offering.ended(self._agent, self._sessions.get(entry.cache.session), entry)
         self._agent.drainer.touch()
+
+    def gpu_lost(self, gpu: int, error: HawkError) -> None:
+        """A GPU is lost: what was offered from its memory ends, and nothing else."""
+        log.error("a GPU is lost to this process", gpu=gpu, reason=str(error))
+        for entry in self._agent.caches.entries():
+            if entry.gpu == gpu:
+                offering.withdraw_all(self._agent, entry, error)
 
 
 def _failed(call: int, message: LocalMessage, error: Exception) -> Failed:

@@ -12,6 +12,7 @@ import numpy as np
 from hawk.control.messages import Allocated, BufferRef, CacheDescr
 from hawk.errors import InvalidArgument, RegistrationFailed
 from hawk.jobs.caches import CacheEntry, compile_descr
+from hawk.memory.cuda import DeviceRegion
 from hawk.memory.received import map_received
 from hawk.memory.region import Region
 from hawk.plan.types import Placement
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hawk.agent.outbox import Outbox
     from hawk.control.descriptors import DescriptorLink
     from hawk.jobs.fetch import FetchJob
+    from hawk.jobs.gpus import Gpus
     from hawk.jobs.offers import OfferEntry
     from hawk.layouts import CompiledLayout
     from hawk.memory import shared
@@ -36,6 +38,11 @@ HERE = bytes(16)
 WAYS = (
     "A separate agent reaches memory that was allocated with hawk.alloc or KVCache.alloc (a shared memfd); an agent "
     "embedded in the owner's process reaches any of its host memory"
+)
+
+GPU_WAYS = (
+    "Kernels run in the process that owns the cache: embed the agent there (hawk.Agent), or keep the cache in "
+    "shared memory (KVCache.alloc)"
 )
 
 
@@ -62,7 +69,7 @@ class Session:
 
 
 async def map_registered(
-    session: Session, descr: CacheDescr, refs: list[BufferRef], here: bool
+    session: Session, descr: CacheDescr, refs: list[BufferRef], here: bool, gpus: Gpus
 ) -> CacheEntry:
     """A cache in the client's memory, mapped into this process.
 
@@ -71,6 +78,9 @@ async def map_registered(
     """
     layout = compile_descr(descr)
     _check_refs(layout, refs)
+    gpu = _gpu_of(refs, here)
+    if gpu >= 0:
+        await gpus.open(gpu)
     mapped: dict[bytes, shared.SharedBuffer] = {}
     try:
         for ref in refs:
@@ -100,6 +110,30 @@ async def map_registered(
         session=session.token,
         on_close=close,
     )
+
+
+def _gpu_of(refs: list[BufferRef], here: bool) -> int:
+    """The GPU that all buffers are on, -1 for memory of the host."""
+    for i, ref in enumerate(refs):
+        if ref.gpu != refs[0].gpu:
+            raise RegistrationFailed(
+                "the buffers of a cache are in one memory",
+                field=f"buffers[{i}]",
+                got=_where(ref),
+                expected=f"{_where(refs[0])}, as the first",
+            )
+        if ref.gpu >= 0 and (not here or ref.tag != HERE):
+            raise RegistrationFailed(
+                "the memory is a GPU's and belongs to another process",
+                field=f"buffers[{i}]",
+                got=_where(ref),
+                hint=GPU_WAYS,
+            )
+    return refs[0].gpu
+
+
+def _where(ref: BufferRef) -> str:
+    return "memory of the host" if ref.gpu < 0 else f"memory of cuda:{ref.gpu}"
 
 
 def _check_refs(layout: CompiledLayout, refs: list[BufferRef]) -> None:
@@ -157,6 +191,11 @@ def _regions(
                 got="a plain address",
                 hint=WAYS,
             )
+        if ref.gpu >= 0:
+            regions.append(DeviceRegion(f"client/{i}", ref.offset, ref.nbytes, ref.gpu))
+            index.append(len(regions) - 1)
+            offsets.append(0)
+            continue
         raw = (ctypes.c_uint8 * ref.nbytes).from_address(ref.offset)
         regions.append(Region(name=f"client/{i}", array=np.ctypeslib.as_array(raw)))
         index.append(len(regions) - 1)
@@ -193,6 +232,13 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
             field="cache.align",
             got=bound.align,
             expected=f"a multiple of {memory.alignment}",
+        )
+    if memory.regions[0].gpu >= 0:
+        raise RegistrationFailed(
+            "a client cannot map memory of a GPU",
+            field="memory",
+            got=memory.name,
+            hint="Register the engine's own tensors, with KVCache.from_torch or KVCache.from_cuda",
         )
     owner = f"cache/{secrets.token_hex(8)}"
     taken: list[Allocation] = []

@@ -141,6 +141,11 @@ class CacheEntry:
         """What of a model's cache it is."""
         return part_of(self.descr)
 
+    @property
+    def gpu(self) -> int:
+        """The GPU whose memory it is in, -1 where processors reach it."""
+        return self.regions[0].gpu if self.regions else -1
+
     def drop(self) -> None:
         """Gives back what the entry holds.
 

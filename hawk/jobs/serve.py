@@ -43,6 +43,7 @@ from hawk.errors import (
 from hawk.jobs.caches import compile_descr, part_of, write_part
 from hawk.jobs.chunks import agreed, bytes_of, cut, loses
 from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, UNNEEDED
+from hawk.jobs.retilers import Portion
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
 from hawk.jobs.shelf import Shelf
@@ -62,11 +63,10 @@ if TYPE_CHECKING:
     from hawk.jobs.offers import Claim, OfferBook, OfferEntry
     from hawk.jobs.planner import Planner
     from hawk.jobs.quarantine import Quarantine
+    from hawk.jobs.retilers import Retilers
     from hawk.jobs.room import Room
-    from hawk.jobs.turns import Slots
     from hawk.observe.metrics import Metrics
     from hawk.plan.types import Chunk, Step
-    from hawk.retile.cpu import Retiler
     from hawk.transports.base import Transport
 
 log = get_log("hawk.jobs.serve")
@@ -74,11 +74,10 @@ log = get_log("hawk.jobs.serve")
 
 @dataclass(frozen=True)
 class ServeContext:
-    """What all serves of an agent share; `retiling` are the chunks that are retiled at a time."""
+    """What all serves of an agent share."""
 
     room: Room
-    retiler: Retiler
-    retiling: Slots
+    retilers: Retilers
     planner: Planner
     transports: Mapping[str, Transport]
     offers: OfferBook
@@ -287,12 +286,13 @@ class ServeJob(Stoppable):
 
         for number, chunk in enumerate(chunks):
             self.phase = "layers"
-            await offer.until_layers(selection.source_layer(chunk.layer + chunk.layers - 1) + 1)
+            layers = selection.source_layer(chunk.layer + chunk.layers - 1) + 1
+            await offer.until_layers(layers)
             self.phase = "plan"
             began = time.perf_counter()
             nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
             context.metrics.phase("plan", time.perf_counter() - began)
-            await self._prepare(number, chunk, nbytes, steps, offer, self._transport)
+            await self._prepare(number, chunk, nbytes, steps, offer, layers, self._transport)
         self.state, self.phase = State.PREPARED, "release"
         # The source has been read for the last time, and what is left to do is the consumer's.
         self.place.leave()
@@ -314,6 +314,7 @@ class ServeJob(Stoppable):
         nbytes: int,
         steps: Sequence[Step],
         offer: OfferEntry,
+        layers: int,
         transport: Transport,
     ) -> None:
         context, fetch = self.context, self.fetch
@@ -332,14 +333,15 @@ class ServeJob(Stoppable):
         self.phase = "retile"
         context.metrics.phase("reserve", time.perf_counter() - began)
         offset = held.range.offset
-        view = context.room.arena.region.array[offset : offset + nbytes]
-        async with context.retiling.turn(self._ask(nbytes)):
+        portion = Portion(offer, layers, steps, context.room.arena.region, offset, nbytes)
+        retiler = context.retilers.of(offer.cache)
+        async with retiler.turns.turn(self._ask(nbytes)):
             began = time.perf_counter()
-            await context.retiler.run_steps(steps, [r.array for r in offer.cache.regions], view)
+            await retiler.run(portion)
             took = time.perf_counter() - began
         context.metrics.phase("retile", took)
         self._left -= nbytes
-        checks = await self._sealer.seal(number, chunk, view, context.metrics)
+        checks = await self._sealer.seal(number, chunk, portion.view, context.metrics)
         held.grant = transport.grant(offset, nbytes)
         transport.expect(held.grant, self.reader)
         held.message = Prepared(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument
+from hawk.errors import DeviceLost, InvalidArgument
 from hawk.memory import cuda_driver
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ def _checked(found: CudaArray, name: str) -> CudaArray:
         try:
             known = driver.pointer(address)
         except cuda_driver.CudaFault as fault:
+            if fault.sticky:
+                raise DeviceLost(
+                    "the GPU's context in this process has failed", field=name, got=fault
+                ) from fault
             raise InvalidArgument("the driver does not know this memory", field=name, got=fault) from fault
         if known.device < 0 or (found.device >= 0 and known.device != found.device):
             raise InvalidArgument(

@@ -37,6 +37,8 @@ MOST_CONSUMERS = 4096
 MOST_PARTS = 1024
 """Tickets or peers that one fetch can name."""
 
+Gpu = Annotated[int, Meta(ge=-1, le=4096)]
+
 Consumers = Annotated[list[Name], Meta(max_length=MOST_CONSUMERS)]
 
 
@@ -72,13 +74,15 @@ class Attached(Struct, tag="attached", frozen=True):
 class BufferRef(Struct, frozen=True):
     """A stretch of a shared memory that the client passed through the sidecar under `tag`.
 
-    `tag` all zero: the agent lives in the client's own process and `offset` is an address.
+    `tag` all zero: the agent lives in the client's own process and `offset` is an address; one of the host's memory,
+    or of the GPU's of that number.
     """
 
     tag: Annotated[bytes, Meta(min_length=16, max_length=16)]
     total: Count
     offset: Count
     nbytes: Count
+    gpu: Gpu = -1
 
 
 class Register(Struct, tag="register", frozen=True, kw_only=True):
@@ -130,6 +134,7 @@ class Offer(Struct, tag="offer", frozen=True, kw_only=True):
 
     consumer, consumers    the agent or agents that may claim it, each as often as it is named
     claims                 without such names, how many claims are to be released before it is consumed
+    mark                   where a GPU is when these layers are written; 0: they are
     """
 
     id: Count
@@ -143,6 +148,7 @@ class Offer(Struct, tag="offer", frozen=True, kw_only=True):
     consumer: Annotated[str, Meta(max_length=128)]
     consumers: Consumers = []
     claims: Annotated[int, Meta(ge=1, le=MOST_CONSUMERS)] = 1
+    mark: Count = 0
 
 
 class Offered(Struct, tag="offered", frozen=True):
@@ -153,12 +159,13 @@ class Offered(Struct, tag="offered", frozen=True):
 
 
 class LayersReady(Struct, tag="layers-ready", frozen=True):
-    """Layers `[0, layers)` of the request are written."""
+    """Layers `[0, layers)` of the request are written, or will be when a GPU has come to `mark`."""
 
     id: Count
     request: RequestId
     claim: Claim
     layers: Count
+    mark: Count = 0
 
 
 class Withdraw(Struct, tag="withdraw", frozen=True):

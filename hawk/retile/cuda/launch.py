@@ -5,7 +5,7 @@ CuPy compiles and launches.  It is imported when a `CudaRetiler` is made, not be
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from hawk.retile.cuda.spec import THREADS
 from hawk.retile.cuda.tables import Span, bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hawk.retile.cpu import Step
     from hawk.retile.cuda.spec import Spec
@@ -91,16 +91,17 @@ class CudaRetiler:
         self._kernels: dict[tuple[Spec, ...], Any] = {}
 
     def prepare(
-        self, steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span
+        self, steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, stream: Any = None
     ) -> PreparedRetile:
         """Everything that can be done before the source is complete: plan, compile, bring tables to the GPU.
 
         regions, arena    as for `cpu.Retiler.run_steps`, in memory that the device reaches
+        stream            on which the tables are brought there, as for `PreparedRetile.launch`
 
         Raises `InvalidArgument` as `tables.bind` does.
         """
         launches = [(self._kernel(one), one) for one in bind(steps, regions, arena)]
-        with self._cupy.cuda.Device(self.device):
+        with _on(self._cupy, self.device, stream):
             return PreparedRetile(self._cupy, self.device, launches)
 
     def _kernel(self, bound: Bound) -> Any:
@@ -140,7 +141,16 @@ class PreparedRetile:
         return sum(table.nbytes for *_, table in self._launches)
 
     def launch(self, stream: Any = None) -> None:
-        """Start the kernels on `stream` (a CuPy stream), or on CuPy's current one; returns without waiting."""
-        with self._cupy.cuda.Device(self._device), nullcontext() if stream is None else stream:
+        """Start the kernels on `stream` (CuPy's, or the number of one), else on CuPy's current one; does not wait."""
+        with _on(self._cupy, self._device, stream):
             for kernel, blocks, arguments, shared, _ in self._launches:
                 kernel(blocks, (THREADS,), arguments, shared_mem=shared)
+
+
+@contextmanager
+def _on(cupy: Any, device: int, stream: Any) -> Iterator[None]:
+    """Within the block CuPy works on that device and stream."""
+    if isinstance(stream, int):
+        stream = cupy.cuda.ExternalStream(stream, device)
+    with cupy.cuda.Device(device), nullcontext() if stream is None else stream:
+        yield

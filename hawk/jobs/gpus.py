@@ -1,0 +1,337 @@
+"""Retiling from the memory of a GPU: by its kernels into memory of its own, then by its copy engine into the arena.
+
+For each chunk a *lane*: a stream of the least priority, so that the engine's kernels go first, and room for one chunk
+on the GPU, allocated once.  On that stream, behind the events by which the engine said that the layers are written:
+the kernels, the copy into the arena (whose pages are locked, so that the copy engine writes them itself), an event.
+While a chunk is copied the one before is on the wire: chunks are in ranges of the arena of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+from hawk.errors import HawkError, HawkMemoryError, InvalidArgument, OutOfMemory, Unmappable
+from hawk.jobs.states import settle
+from hawk.jobs.turns import Slots
+from hawk.memory import cuda_marks
+from hawk.memory.cuda import CudaMemory, Pinned, device
+from hawk.memory.cuda_driver import STICKY, CudaFault
+from hawk.observe.log import get as get_log
+from hawk.retile.cuda.launch import CudaRetiler
+from hawk.retile.cuda.tables import Span
+from hawk.retile.rows import RowsStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hawk.errors import DeviceLost
+    from hawk.jobs.offers import OfferEntry
+    from hawk.jobs.retilers import Portion
+    from hawk.memory.cuda import CudaDevice
+    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.cuda_marks import Mark
+    from hawk.memory.region import Region
+    from hawk.retile.cpu import Step
+
+log = get_log("hawk.jobs.gpus")
+
+LANES = 2
+"""Chunks at a time on each GPU: one is made ready while the other is copied."""
+
+
+class Prepared(Protocol):
+    """Kernels that only have to be started."""
+
+    def launch(self, stream: int) -> None:
+        """Starts them on a stream."""
+
+
+class Kernels(Protocol):
+    """What makes kernels of steps; `hawk.retile.cuda.launch.CudaRetiler` does."""
+
+    def prepare(self, steps: Sequence[Step], regions: Sequence[Span], arena: Span, stream: int) -> Prepared:
+        """Tables and kernels for these steps; what it has to bring to the GPU goes over the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A stream, its event, and room for a chunk on the GPU."""
+
+    stream: int
+    event: int
+    room: Span
+
+
+class OnGpu:
+    """Retiles from one GPU; made in a thread, for it starts the driver and locks memory.
+
+    Raises `MissingDependency` without CuPy, `OutOfMemory` or `HawkMemoryError` where the GPU has no room.
+    """
+
+    def __init__(
+        self, there: CudaDevice, arena: Region, chunk: int, *, scrub: bool, make: Callable[[int], Kernels]
+    ) -> None:
+        self.turns = Slots(LANES)
+        self._there, self._scrub = there, scrub
+        self._marks: WeakKeyDictionary[OfferEntry, list[tuple[int, Mark]]] = WeakKeyDictionary()
+        self._kernels = make(there.number)
+        name = f"gpu{there.number}/chunks"
+        self._memory = CudaMemory(name, capacity=LANES * chunk, gpu=there.number)
+        self._lanes: list[Lane] = []
+        try:
+            with there.current() as driver:
+                for number in range(LANES):
+                    room = Span(self._memory.regions[0].address + number * chunk, chunk)
+                    stream = driver.stream(low=True)
+                    self._lanes.append(Lane(stream, driver.event(), room))
+        except BaseException:
+            self.close()
+            raise
+        self._pool = ThreadPoolExecutor(LANES, thread_name_prefix=f"hawk-gpu{there.number}")
+
+    def behind(self, offer: OfferEntry, layers: int, mark: Mark) -> None:
+        """Layers `[0, layers)` of the offer are written when the mark is reached, which is owned from here on."""
+        self._marks.setdefault(offer, []).append((layers, mark))
+
+    def forget(self, offer: OfferEntry) -> None:
+        """The offer has ended, and nothing of it is retiled any more."""
+        for _, mark in self._marks.pop(offer, ()):
+            mark.close()
+
+    def _before(self, offer: OfferEntry, layers: int) -> list[int]:
+        """Events that come before layers `[0, layers)` are written: of every word until the first that covers them."""
+        found = []
+        for reached, mark in self._marks.get(offer, ()):
+            found.append(mark.event)
+            if reached >= layers:
+                break
+        return found
+
+    async def run(self, portion: Portion) -> None:
+        """See `hawk.jobs.retilers.SourceRetiler`.  A cancelled one waits until the GPU has come to its end.
+
+        Raises `Unmappable` for steps that no kernel does, `DeviceLost`, `HawkMemoryError`.
+        """
+        self._there.check()
+        steps = [step for step in portion.steps if not isinstance(step, RowsStep)]
+        if len(steps) < len(portion.steps):
+            raise Unmappable(
+                "scales are moved or made on the way, which the GPU's kernels do not do",
+                field="cache.codec",
+                got=portion.offer.cache.layout.codec.name,
+                expected="elements without scales on the side that has other ones, or a cache in memory of the host",
+            )
+        lane = self._lanes.pop()
+        if portion.nbytes > lane.room.nbytes:
+            self._lanes.append(lane)
+            raise OutOfMemory(
+                "the chunk is larger than its room on the GPU",
+                field="jobs.chunk",
+                got=portion.nbytes,
+                expected=f"{lane.room.nbytes} bytes or fewer",
+            )
+        stop = threading.Event()
+        spans = [Span(region.address, region.nbytes) for region in portion.offer.cache.regions]
+        target = portion.arena.address + portion.offset
+        before = self._before(portion.offer, portion.layers)
+        work = asyncio.get_running_loop().run_in_executor(
+            self._pool,
+            functools.partial(self._work, lane, before, steps, spans, target, portion.nbytes, stop),
+        )
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stop.set()
+            await settle(work)
+            raise
+        finally:
+            self._lanes.append(lane)
+
+    def _work(
+        self,
+        lane: Lane,
+        before: Sequence[int],
+        steps: Sequence[Step],
+        spans: Sequence[Span],
+        target: int,
+        nbytes: int,
+        stop: threading.Event,
+    ) -> None:
+        with self._there.current() as driver:
+            try:
+                self._carry_out(driver, lane, before, steps, spans, target, nbytes, stop)
+            except Exception as error:
+                fault = self._typed(error)
+                if self._there.lost is None:
+                    # What came onto the lane before must not go on in memory that others get.
+                    driver.record(lane.event, lane.stream)
+                    driver.synchronise(lane.event)
+                if fault is error:
+                    raise
+                raise fault from error
+
+    def _typed(self, error: Exception) -> Exception:
+        """The error as it is told: the driver's faults by number, those of the kernels' library by theirs."""
+        if isinstance(error, CudaFault):
+            return self._there.typed(error)
+        code = getattr(error, "status", None)
+        if isinstance(error, HawkError) or code is None:
+            return error
+        if code in STICKY:
+            return self._there.lose(error)
+        return HawkMemoryError("kernels cannot be started", field=f"cuda:{self._there.number}", got=error)
+
+    def _carry_out(
+        self,
+        driver: Driver,
+        lane: Lane,
+        before: Sequence[int],
+        steps: Sequence[Step],
+        spans: Sequence[Span],
+        target: int,
+        nbytes: int,
+        stop: threading.Event,
+    ) -> None:
+        prepared = self._kernels.prepare(steps, spans, Span(lane.room.address, nbytes), lane.stream)
+        if stop.is_set():
+            return
+        for event in before:
+            driver.wait(lane.stream, event)
+        if self._scrub:
+            # What lies between the pages of a chunk is copied too, and must be nobody's.
+            driver.fill(lane.room.address, 0, nbytes, lane.stream)
+        prepared.launch(lane.stream)
+        driver.to_host(target, lane.room.address, nbytes, lane.stream)
+        driver.record(lane.event, lane.stream)
+        # A GPU that is lost answers here, and its copy engine has stopped then.
+        driver.synchronise(lane.event)
+        del prepared  # until now the kernels read its tables
+
+    def close(self) -> None:
+        """Waits for what is under way, then gives everything on the GPU back."""
+        pool = getattr(self, "_pool", None)
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+        for offer in list(self._marks):
+            self.forget(offer)
+        lanes, self._lanes = self._lanes, []
+        if self._there.lost is None:
+            with contextlib.suppress(HawkMemoryError), self._there.current() as driver:
+                for lane in lanes:
+                    driver.drop_stream(lane.stream)
+                    driver.drop_event(lane.event)
+        self._memory.close()
+
+
+class Gpus:
+    """The GPUs that sources are on; each is opened when the first cache of it is registered.
+
+    arena      where chunks go to; its pages are locked from then on
+    chunk      bytes of a chunk at most
+    scrub      whether room is zeroed before it is used
+    on_lost    called on the event loop with a GPU's number and the error, once, when it is lost
+    """
+
+    make: Callable[[int], Kernels] = CudaRetiler
+
+    def __init__(
+        self, arena: Region, chunk: int, *, scrub: bool, on_lost: Callable[[int, DeviceLost], None]
+    ) -> None:
+        self._arena, self._chunk, self._scrub, self._on_lost = arena, chunk, scrub, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[int, OnGpu] = {}
+        self._told: list[tuple[CudaDevice, Callable[[DeviceLost], None]]] = []
+        self._pinned: Pinned | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self, number: int) -> None:
+        """Makes that GPU ready, once.  Raises `DeviceLost`, and what `OnGpu` raises."""
+        async with self._opening:
+            found = self._open.get(number)
+            if found is None:
+                work = self._loop.run_in_executor(None, self._make, number)
+                try:
+                    found = await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    await settle(work)
+                    if work.exception() is None:
+                        self._keep(number, work.result())
+                    raise
+                self._keep(number, found)
+            device(number).check()
+
+    def _make(self, number: int) -> OnGpu:
+        there = device(number, field="cache")
+        there.check()
+        made = OnGpu(there, self._arena, self._chunk, scrub=self._scrub, make=type(self).make)
+        try:
+            if self._pinned is None:
+                self._pinned = Pinned(there, self._arena.address, self._arena.nbytes)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _keep(self, number: int, made: OnGpu) -> None:
+        self._open[number] = made
+        there = device(number)
+
+        def told(error: DeviceLost) -> None:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop has ended, and with it whoever would want to know
+                self._loop.call_soon_threadsafe(self._on_lost, number, error)
+
+        there.on_lost.append(told)
+        self._told.append((there, told))
+        slow = self._pinned.why if self._pinned is not None else ""
+        log.info("GPU opened", gpu=number, name=there.name, pinned=not slow, reason=slow or None)
+
+    def of(self, number: int) -> OnGpu:
+        """That GPU, which was opened; raises `DeviceLost` where it is lost."""
+        found = self._open[number]
+        device(number).check()
+        return found
+
+    def behind(self, offer: OfferEntry, layers: int, number: int) -> None:
+        """Layers `[0, layers)` of the offer are written when the mark of that number is reached.
+
+        Raises `InvalidArgument` for a mark that is not there, or of another GPU than the offer's cache.
+        """
+        mark = cuda_marks.claim(number)
+        if mark.device.number != offer.cache.gpu:
+            mark.close()
+            raise InvalidArgument(
+                "the mark is on another device than the cache",
+                field="after",
+                got=f"cuda:{mark.device.number}",
+                expected=f"cuda:{offer.cache.gpu}"
+                if offer.cache.gpu >= 0
+                else "none: the cache is on no GPU",
+            )
+        self._open[offer.cache.gpu].behind(offer, layers, mark)
+
+    def forget(self, offer: OfferEntry) -> None:
+        """The offer has ended."""
+        found = self._open.get(offer.cache.gpu)
+        if found is not None:
+            found.forget(offer)
+
+    def close(self) -> None:
+        """Gives everything back.  Safe to call twice."""
+        for there, told in self._told:
+            if told in there.on_lost:
+                there.on_lost.remove(told)
+        opened, self._open, self._told = list(self._open.values()), {}, []
+        for one in opened:
+            one.close()
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            pinned.close()

@@ -1,0 +1,76 @@
+"""Which retiler a source has: the processors' where they reach its memory, a GPU's where it is in that one's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hawk.jobs.caches import CacheEntry
+    from hawk.jobs.gpus import Gpus
+    from hawk.jobs.offers import OfferEntry
+    from hawk.jobs.turns import Slots
+    from hawk.memory.region import U8, Region
+    from hawk.plan.types import Step
+    from hawk.retile.cpu import Retiler
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """One chunk as a retiler sees it.
+
+    layers           layers `[0, layers)` of the source are what it may read
+    steps            how it is made
+    arena            where it goes to, `[offset, offset + nbytes)` of it
+    """
+
+    offer: OfferEntry
+    layers: int
+    steps: Sequence[Step]
+    arena: Region
+    offset: int
+    nbytes: int
+
+    @property
+    def view(self) -> U8:
+        """The range, as processors see it."""
+        return self.arena.array[self.offset : self.offset + self.nbytes]
+
+
+class SourceRetiler(Protocol):
+    """Retiles chunks of one kind of source; `turns` says how many at a time."""
+
+    turns: Slots
+
+    async def run(self, portion: Portion) -> None:
+        """Fills the chunk's range of the arena.
+
+        Returns, raises or is cancelled only when nobody reads the source or writes the arena any more.
+        """
+
+
+class OnProcessors:
+    """Threads of the agent's, see `hawk.retile.cpu`."""
+
+    def __init__(self, retiler: Retiler, turns: Slots) -> None:
+        self._retiler = retiler
+        self.turns = turns
+
+    async def run(self, portion: Portion) -> None:
+        """See `SourceRetiler`."""
+        regions = [region.array for region in portion.offer.cache.regions]
+        await self._retiler.run_steps(portion.steps, regions, portion.view)
+
+
+class Retilers:
+    """The retilers of an agent."""
+
+    def __init__(self, processors: OnProcessors, gpus: Gpus) -> None:
+        self.processors = processors
+        self.gpus = gpus
+
+    def of(self, cache: CacheEntry) -> SourceRetiler:
+        """The one for a source; raises `DeviceLost` where its GPU is lost."""
+        return self.processors if cache.gpu < 0 else self.gpus.of(cache.gpu)
