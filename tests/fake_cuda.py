@@ -7,7 +7,6 @@ done when somebody waits for an event, and not before: whoever forgets to wait r
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hawk.memory.cuda_driver import Attribute, CudaFault, Pointer
+from tests.fake_cuda_parts import Block, Event, FakeArray, Sharing
 
 NAMES = {1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS"}
 PATIENCE = 20.0
@@ -23,26 +23,7 @@ PATIENCE = 20.0
 
 
 @dataclass
-class Block:
-    """An allocation, or a mapping of physical memory."""
-
-    array: np.ndarray
-    device: int
-    first: int
-    nbytes: int
-    kind: str = "plain"
-
-
-@dataclass
-class Event:
-    """`wanted` records were asked for, `done` of them have come."""
-
-    wanted: int = 0
-    done: int = 0
-
-
-@dataclass
-class FakeCuda:
+class FakeCuda(Sharing):
     """`fail[(call, n)]` is what the n-th call of that name returns; `lost` answers every call with that number."""
 
     devices: int = 1
@@ -192,6 +173,13 @@ class FakeCuda:
                 moved = True
         return moved
 
+    def _until(self, enough: Callable[[], bool]) -> None:
+        """The device is as slow as it may be: it does nothing that is not waited for."""
+        while not enough():
+            if not self._advance():
+                assert self._lock.wait(PATIENCE), "nobody reaches this event"
+        self._lock.notify_all()
+
     def advance(self) -> None:
         """The device works until it has to wait for something."""
         with self._lock:
@@ -294,10 +282,7 @@ class FakeCuda:
         found = self.events[event]
         with self._lock:
             wanted = found.wanted
-            self.advance()
-            while found.done < wanted:
-                assert self._lock.wait(PATIENCE), "nobody reaches this event"
-                self.advance()
+            self._until(lambda: found.done >= wanted)
         self._call("synchronised")
 
     def _copy(self, what: str, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -317,147 +302,3 @@ class FakeCuda:
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
         self._call("fill")
         self._put(stream, lambda: ctypes.memset(address, value, nbytes))
-
-    def dmabuf(self, address: int, nbytes: int) -> int:
-        self._call("dmabuf")
-        return os.memfd_create("dmabuf")
-
-    def flush_writes(self) -> None:
-        self._call("flush_writes")
-
-    def ipc_handle(self, address: int) -> bytes:
-        self._call("ipc_handle")
-        assert address in self.blocks, "not the beginning of an allocation"
-        return address.to_bytes(64, "little")
-
-    def ipc_open(self, handle: bytes) -> int:
-        self._call("ipc_open")
-        address = int.from_bytes(handle, "little")
-        if address not in self.blocks:
-            raise CudaFault("ipc_open", 1, NAMES[1])
-        self.opened[address] = 1
-        return address
-
-    def ipc_close(self, address: int) -> None:
-        self._call("ipc_close")
-        del self.opened[address]
-
-    # Physical memory: handles are arrays, and mapping one copies it to where it is mapped.
-
-    def segments(self, sizes: list[int], device: int = 0) -> int:
-        """Test memory in mappings that follow each other; its first address."""
-        room = np.arange(sum(sizes) + 512, dtype=np.uint32).astype(np.uint8)
-        first = -room.ctypes.data % 256
-        at = room.ctypes.data + first
-        base = at
-        for size in sizes:
-            array = room[at - room.ctypes.data :][:size]
-            self.blocks[at] = Block(array, device, at, size, "mapped")
-            at += size
-        self._room = room
-        return base
-
-    def retain(self, address: int) -> int:
-        self._call("retain")
-        number = self._number()
-        self.handles[number] = self._find(address).array
-        return number
-
-    def release(self, handle: int) -> None:
-        self._call("release")
-        del self.handles[handle]
-
-    def export_fd(self, handle: int) -> int:
-        self._call("export_fd")
-        fd = os.memfd_create("physical")
-        self.exported[fd] = self.handles[handle]
-        return fd
-
-    def import_fd(self, fd: int) -> int:
-        self._call("import_fd")
-        number = self._number()
-        self.handles[number] = self.exported[fd]
-        return number
-
-    def reserve(self, nbytes: int) -> int:
-        self._call("reserve")
-        room = np.zeros(nbytes, np.uint8)
-        self.reserved[room.ctypes.data] = nbytes
-        self._reserved_room = room
-        return room.ctypes.data
-
-    def unreserve(self, address: int, nbytes: int) -> None:
-        self._call("unreserve")
-        assert self.reserved.pop(address) == nbytes
-
-    def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
-        self._call("map")
-        self.at(address, nbytes)[:] = self.handles[handle]
-        self.opened[address] = 1
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self._call("unmap")
-        del self.opened[address]
-
-
-class FakeArray:
-    """An array of the fake device, as other libraries' arrays look."""
-
-    def __init__(self, driver: FakeCuda, address: int, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        self._driver, self.address, self.dtype, self.shape = driver, address, dtype, shape
-        self.strides: tuple[int, ...] | None = None
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, object]:
-        return {
-            "version": 3,
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.address, False),
-            "strides": self.strides,
-        }
-
-    @property
-    def bytes(self) -> np.ndarray:
-        return self._driver.at(self.address, int(np.prod(self.shape)) * self.dtype.itemsize)
-
-
-class Gate:
-    """Holds a stream until it is opened."""
-
-    def __init__(self, driver: FakeCuda, stream: int) -> None:
-        self._driver, self._event = driver, Event(wanted=1)
-        driver._put(stream, ("wait", self._event, 1))
-
-    def open(self) -> None:
-        with self._driver._lock:
-            self._event.done = 1
-            self._driver._lock.notify_all()
-
-
-class Kernels:
-    """Generated kernels, run by a processor when the stream comes to them; see `tests/unit/retile/cuda/on_cpu.py`."""
-
-    def __init__(self, driver: FakeCuda, compiled: object) -> None:
-        self._driver, self._compiled = driver, compiled
-        self.launched = 0
-        self.fail: Exception | None = None
-
-    def prepare(self, steps: list, regions: list, arena: object, stream: int) -> object:
-        from hawk.retile.cuda.tables import bind
-
-        bounds = bind(steps, regions, arena)
-        arrays = [self._driver.at(*span) for span in regions]
-        into = self._driver.at(*arena)
-
-        def work() -> None:
-            for bound in bounds:
-                assert self._compiled.launch(bound, arrays, into) == 0, "an access outside, or not aligned"
-
-        def launch(stream: int) -> None:
-            if self.fail is not None:
-                raise self.fail
-            self.launched += 1
-            self._driver.put(stream, work)
-
-        return type("Prepared", (), {"launch": staticmethod(launch)})

@@ -20,7 +20,8 @@ from hawk.memory import cuda_driver
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import AgentProcess, clients
 from tests.end_to_end.test_other_clients import embedded
-from tests.fake_cuda import FakeCuda, Gate, Kernels
+from tests.fake_cuda import FakeCuda
+from tests.fake_cuda_parts import Gate, Kernels
 from tests.unit.retile.cuda.on_cpu import Kernels as Compiled
 
 ILLEGAL = 700

@@ -1,9 +1,8 @@
-"""Memory of a GPU, with the driver's answers made up: what is taken, given back, passed on, refused and lost."""
+"""Memory of a GPU, with the driver's answers made up: what is allocated, moved, given back and lost."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from hawk.errors import (
     OutOfMemory,
     RegistrationFailed,
 )
-from hawk.memory import cuda, cuda_arrays, cuda_driver, cuda_share, registry
+from hawk.memory import cuda, cuda_driver, registry
 from hawk.memory.base import MoveSupport
 from hawk.memory.cuda import CudaConfig, CudaMemory, DeviceRegion, Pinned
 from hawk.memory.cuda_driver import Attribute, CudaFault
@@ -94,137 +93,6 @@ def test_the_library_is_called_by_name_and_its_results_become_faults(monkeypatch
     # Everything that the protocol names is there.
     named = [name for name in vars(cuda_driver.Driver) if not name.startswith("_")]
     assert all(callable(getattr(lib, name)) and callable(getattr(FakeCuda(), name)) for name in named)
-
-
-# -- arrays ---------------------------------------------------------------------------------------------------
-
-
-def test_an_array_of_any_library_is_taken_where_it_is(driver: FakeCuda) -> None:
-    array = driver.tensor(np.arange(24, dtype=np.float16).reshape(2, 3, 4), device=1)
-    assert cuda_arrays.on_gpu(array)
-    found = cuda_arrays.taken(array)
-    assert (found.address, found.nbytes, found.device, found.dtype) == (array.address, 48, 1, "float16")
-    assert found.owner is array
-    assert found.current_stream() == 0
-    array.strides = (24, 8, 2)
-    assert cuda_arrays.taken(array).nbytes == 48
-    array.strides = (48, 16, 4)
-    with pytest.raises(InvalidArgument, match=r"kv: a buffer must be contiguous; got strides \(48, 16, 4\)"):
-        cuda_arrays.taken(array, "kv")
-
-
-class Tensor:
-    """As torch's look."""
-
-    class Device:
-        type, index = "cuda", 0
-
-        def __str__(self) -> str:
-            return "cuda:0"
-
-    def __init__(self, address: int, count: int, contiguous: bool = True) -> None:
-        self.address, self.count, self.contiguous = address, count, contiguous
-        self.device = self.Device()
-        self.dtype = "torch.bfloat16"
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    def numel(self) -> int:
-        return self.count
-
-    def element_size(self) -> int:
-        return 2
-
-    def is_contiguous(self) -> bool:
-        return self.contiguous
-
-    def stride(self) -> tuple[int, ...]:
-        return (7,)
-
-
-def test_tensors_are_taken_by_their_own_word(driver: FakeCuda) -> None:
-    memory = driver.tensor(np.zeros(64, np.uint8))
-    found = cuda_arrays.taken(Tensor(memory.address, 32))
-    assert (found.address, found.nbytes, found.device, found.dtype) == (memory.address, 64, 0, "bfloat16")
-    with pytest.raises(InvalidArgument, match="contiguous"):
-        cuda_arrays.taken(Tensor(memory.address, 32, contiguous=False))
-    with pytest.raises(InvalidArgument, match="empty"):
-        cuda_arrays.taken(Tensor(memory.address, 0))
-    with pytest.raises(InvalidArgument, match="the memory is not that GPU's; got memory of cuda:1"):
-        cuda_arrays.taken(Tensor(driver.tensor(np.zeros(64, np.uint8), device=1).address, 32))
-    with pytest.raises(InvalidArgument, match="got memory of no GPU"):  # its end lies outside
-        cuda_arrays.taken(Tensor(memory.address, 1 << 30))
-    with pytest.raises(InvalidArgument, match="managed memory moves by itself"):
-        cuda_arrays.taken(driver.tensor(np.zeros(64, np.uint8), kind="managed"))
-    on_host = Tensor(memory.address, 32)
-    on_host.device.type = "cpu"  # type: ignore[misc]
-    with pytest.raises(InvalidArgument, match="not on a GPU"):
-        cuda_arrays.taken(on_host)
-
-
-class Managed(ctypes.Structure):
-    _fields_ = (
-        ("tensor", cuda_arrays._DlTensor),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
-class Capsuled:
-    """An array that gives DLPack and nothing else."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, kind: int = 2):
-        self.shape = (ctypes.c_int64 * len(shape))(*shape)
-        self.strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
-        tensor = cuda_arrays._DlTensor(
-            data=address,
-            device=cuda_arrays._DlDevice(kind, 0),
-            ndim=len(shape),
-            dtype=cuda_arrays._DlType(4, 16, 1),
-            byte_offset=32,
-        )
-        tensor.shape = self.shape
-        if self.strides is not None:
-            tensor.strides = self.strides
-        self.managed, self.kind = Managed(tensor), kind
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (self.kind, 0)
-
-    def __dlpack__(self, stream: int | None = None) -> object:
-        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-            ("PyCapsule_New", ctypes.pythonapi)
-        )
-        return make(ctypes.addressof(self.managed), cuda_arrays._NAME, None)
-
-
-def test_dlpack_is_taken_without_being_consumed(driver: FakeCuda) -> None:
-    memory = driver.tensor(np.zeros(128, np.uint8))
-    array = Capsuled(memory.address, (4, 6), (6, 1))
-    assert cuda_arrays.on_gpu(array)
-    found = cuda_arrays.taken(array)
-    assert (found.address, found.nbytes, found.dtype, found.width) == (memory.address + 32, 48, "bfloat16", 2)
-    assert cuda_arrays.taken(Capsuled(memory.address, (4, 6), None)).nbytes == 48
-    with pytest.raises(InvalidArgument, match="contiguous"):
-        cuda_arrays.taken(Capsuled(memory.address, (4, 6), (12, 2)))
-    with pytest.raises(InvalidArgument, match="not on a GPU; got DLPack device type 1"):
-        cuda_arrays.taken(Capsuled(memory.address, (4, 6), None, kind=1))
-    with pytest.raises(InvalidArgument, match="managed memory"):
-        cuda_arrays.taken(Capsuled(memory.address, (4, 6), None, kind=13))
-
-
-def test_what_is_no_array_of_a_gpu(driver: FakeCuda) -> None:
-    assert not cuda_arrays.on_gpu(np.zeros(3))
-    for wrong in (None, 5, "kv", object()):
-        with pytest.raises(InvalidArgument, match="no array of a GPU"):
-            cuda_arrays.taken(wrong)
-    with pytest.raises(InvalidArgument, match="not on a GPU"):
-        cuda_arrays.taken(np.zeros(3))
-    text = driver.tensor(np.zeros(8, np.uint8))
-    text.dtype = np.dtype(object)
-    with pytest.raises(InvalidArgument):
-        cuda_arrays.taken(text)
 
 
 # -- a memory -------------------------------------------------------------------------------------------------
@@ -365,92 +233,6 @@ def test_pinned_memory_and_why_it_is_not(driver: FakeCuda) -> None:
     assert not driver.pinned
     driver.fail["pin", 2] = REFUSED
     assert "pin" in Pinned(cuda.device(0), array.ctypes.data, array.nbytes).why
-
-
-# -- to another process ---------------------------------------------------------------------------------------
-
-
-def test_a_plain_allocation_goes_by_handle_and_offset(driver: FakeCuda) -> None:
-    memory = driver.tensor(np.arange(200, dtype=np.uint8))
-    there = cuda.device(0)
-    exported = cuda_share.export(there, memory.address + 40, 100)
-    assert (exported.way, exported.offset, exported.fds) == ("legacy", 40, ())
-    imported = cuda_share.Imported(there, exported)
-    assert (imported.address, imported.nbytes) == (memory.address + 40, 100)
-    imported.close()
-    imported.close()
-    assert not driver.opened
-    with pytest.raises(RegistrationFailed, match=r"kv: the range reaches past its allocation; got 240 bytes"):
-        cuda_share.export(there, memory.address + 40, 200, name="kv")
-    far = cuda_share.Exported("legacy", 500, 40, exported.handle)
-    with pytest.raises(RegistrationFailed, match="past its allocation"):
-        cuda_share.Imported(there, far)
-    stranger = cuda_share.Exported("legacy", 500, 40, bytes(64))
-    with pytest.raises(RegistrationFailed, match=r"another process' memory cannot be opened"):
-        cuda_share.Imported(there, stranger)
-    assert not driver.opened
-
-
-def test_mapped_memory_goes_by_descriptors(driver: FakeCuda) -> None:
-    before = fds()
-    first = driver.segments([4096, 8192, 4096])
-    there = cuda.device(0)
-    exported = cuda_share.export(there, first + 3000, 10000)
-    assert (exported.way, exported.offset, exported.sizes) == ("fd", 3000, (4096, 8192, 4096))
-    imported = cuda_share.Imported(there, exported)
-    assert np.array_equal(driver.at(imported.address, 10000), driver.at(first + 3000, 10000))
-    assert len(driver.opened) == 3
-    imported.close()
-    exported.close()
-    assert not driver.opened
-    assert not driver.reserved
-    assert not driver.handles
-    assert fds() == before
-    inside = cuda_share.export(there, first + 5000, 100)
-    assert (inside.offset, inside.sizes) == (5000 - 4096, (8192,))
-    inside.close()
-
-
-@pytest.mark.parametrize("call", ["export_fd", "retain"])
-def test_mappings_that_cannot_be_passed_on(call: str, driver: FakeCuda) -> None:
-    before = fds()
-    first = driver.segments([4096, 4096])
-    driver.fail[call, 2] = REFUSED
-    with pytest.raises(
-        RegistrationFailed, match=r"the memory's mappings cannot be passed on.*expandable_segments"
-    ):
-        cuda_share.export(cuda.device(0), first, 8192)
-    assert not driver.handles
-    assert fds() == before
-
-
-@pytest.mark.parametrize("call", ["reserve", "import_fd", "map"])
-def test_mappings_that_cannot_be_opened_leave_nothing(call: str, driver: FakeCuda) -> None:
-    first = driver.segments([4096, 4096])
-    there = cuda.device(0)
-    exported = cuda_share.export(there, first, 8192)
-    driver.fail[call, 1 if call == "reserve" else 2] = REFUSED
-    with pytest.raises(RegistrationFailed, match=f"cannot be opened; got {call}"):
-        cuda_share.Imported(there, exported)
-    assert not driver.opened
-    assert not driver.reserved
-    assert not driver.handles
-    exported.close()
-
-
-def test_what_can_be_passed_on_in_no_way_is_refused_with_what_would_work(driver: FakeCuda) -> None:
-    there = cuda.device(0)
-    pool = driver.tensor(np.zeros(64, np.uint8), kind="pool")
-    with pytest.raises(RegistrationFailed, match=r"memory of a pool without handles.*embedded.*hawk\.Agent"):
-        cuda_share.export(there, pool.address, 64)
-    with pytest.raises(RegistrationFailed, match="managed memory"):
-        cuda_share.export(there, driver.tensor(np.zeros(64, np.uint8), kind="managed").address, 64)
-    with pytest.raises(RegistrationFailed, match="not that GPU's"):
-        cuda_share.export(there, driver.tensor(np.zeros(64, np.uint8), device=1).address, 64)
-    with pytest.raises(InvalidArgument, match="no export"):
-        cuda_share.Exported("fd", 10, 0, sizes=(4,))
-    with pytest.raises(InvalidArgument, match="no export"):
-        cuda_share.Exported("legacy", 10, 0, b"short")
 
 
 def test_a_region_of_a_gpu_is_a_region(driver: FakeCuda) -> None:
