@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.memory.cuda_driver import CudaFault
+from hawk.retile.cuda.shelf import Shelf
+from hawk.retile.cuda.tables import bind
 
 if TYPE_CHECKING:
     from tests.fake_cuda import FakeCuda
@@ -158,13 +160,12 @@ class Kernels:
 
     def __init__(self, driver: FakeCuda, compiled: object) -> None:
         self._driver, self._compiled = driver, compiled
+        self._shelf: Shelf = Shelf()
         self.launched = 0
         self.fail: Exception | None = None
 
     def prepare(self, steps: list, regions: list, arena: object, stream: int) -> object:
-        from hawk.retile.cuda.tables import bind
-
-        bounds = bind(steps, regions, arena)
+        bounds = bind(steps, regions, arena, self._shelf)
         arrays = [self._driver.at(*span) for span in regions]
         into = self._driver.at(*arena)
 

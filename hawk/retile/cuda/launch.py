@@ -13,6 +13,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument, MissingDependency
 from hawk.retile.cuda import source
+from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.spec import THREADS
 from hawk.retile.cuda.tables import Span, bind
 
@@ -89,6 +90,7 @@ class CudaRetiler:
             )
         self.device = device
         self._kernels: dict[tuple[Spec, ...], Any] = {}
+        self._shelf: Shelf[Any] = Shelf()
 
     def prepare(
         self, steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, stream: Any = None
@@ -100,7 +102,7 @@ class CudaRetiler:
 
         Raises `InvalidArgument` as `tables.bind` does.
         """
-        launches = [(self._kernel(one), one) for one in bind(steps, regions, arena)]
+        launches = [(self._kernel(one), one) for one in bind(steps, regions, arena, self._shelf)]
         with _on(self._cupy, self.device, stream):
             return PreparedRetile(self._cupy, self.device, launches)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hawk.layouts.compiled import CodecInfo
     from hawk.retile.cpu import Step
+    from hawk.retile.cuda.shelf import Shelf
     from hawk.retile.program import Program
 
     Bools = NDArray[np.bool_]
@@ -67,10 +68,13 @@ class Bound:
     blocks: int
 
 
-def bind(steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span) -> list[Bound]:
+def bind(
+    steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, shelf: Shelf[_Part] | None = None
+) -> list[Bound]:
     """The launches that carry out `steps` from `regions` into `arena`, which begins at the chunk's first byte.
 
-    One, but where there are more than `MAX_PARTS` programs.
+    One, but where there are more than `MAX_PARTS` programs.  What has the pieces of something on the `shelf`, as
+    chunks of other layers have, is not worked out again.
 
     Raises
     ------
@@ -92,7 +96,7 @@ def bind(steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span)
             p = step.program
             kind = p.loops, p.src_codec, p.dst_codec, p.src_elements, p.dst_elements, id(step.pieces)
             kinds.setdefault(kind, []).append(step)
-    parts = [_part(*kind, regions, arena) for kind in _coupled(list(kinds.values()))]
+    parts = [_known(*kind, regions, arena, shelf) for kind in _coupled(list(kinds.values()))]
     return [_joined(parts[i : i + MAX_PARTS]) for i in range(0, len(parts), MAX_PARTS)]
 
 
@@ -170,9 +174,32 @@ def _joined(parts: list[_Part]) -> Bound:
     return Bound(tuple(p.spec for p in parts), table, found, sum(p.units * p.steps for p in parts))
 
 
-def _part(steps: list[Step], others: Pieces | None, regions: Sequence[Span], arena: Span) -> _Part:
-    program, pieces = steps[0].program, steps[0].pieces
+def _known(
+    steps: list[Step], others: Pieces | None, regions: Sequence[Span], arena: Span, shelf: Shelf[_Part] | None
+) -> _Part:
+    """`_part`, from the shelf where only the bases differ from what lies there."""
     bases, room = _bases(steps, regions, arena)
+    if shelf is None or others is not None:
+        return _part(steps, others, bases, room)
+    channels = len(steps[0].src_offset)
+    key = (
+        id(steps[0].program),
+        id(steps[0].pieces),
+        channels,
+        *(
+            gcd(VECTOR, int(np.gcd.reduce(side.ravel())))
+            for side in (bases[:, :channels], bases[:, channels:])
+        ),
+    )
+    found = shelf.find(key, room)
+    if found is None:
+        found = _part(steps, others, bases, room)
+        shelf.keep(key, room, found, (steps[0].program, steps[0].pieces))
+    return found._replace(steps=len(steps), sections=(bases, *found.sections[1:]))
+
+
+def _part(steps: list[Step], others: Pieces | None, bases: I64, room: list[int]) -> _Part:
+    program, pieces = steps[0].program, steps[0].pieces
     src_channels = len(steps[0].src_offset)
     numpy_core.check(program, pieces, room[:src_channels], room[src_channels:])
     most = UNIT_BYTES

@@ -12,8 +12,9 @@ import pytest
 
 from hawk.errors import InvalidArgument, MissingDependency
 from hawk.retile import cpu
-from hawk.retile.cuda import source
+from hawk.retile.cuda import source, tables
 from hawk.retile.cuda.launch import CudaRetiler, span
+from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.tables import MAX_PARTS, Span, bind, split
 from hawk.retile.rows import RowsStep
 from tests.unit.retile import layouts as lay
@@ -92,6 +93,35 @@ def test_layers_are_one_launch_and_share_their_tables(kernels):
     assert len(bound.table) - len(one.table) < 5 * 64
     kernels.run(steps, regions, got)
     assert np.array_equal(got, want)
+
+
+def test_the_same_pieces_are_worked_out_once(monkeypatch):
+    a, b = PAIRS["into tiles"]
+    rng, shelf = np.random.default_rng(1), Shelf(most=2)
+    steps, regions, _ = layers_of(
+        2, a, b, lambda n, size: [aligned(size, rng=rng) for _ in range(n)], lambda n: aligned(n, 0xA5)
+    )
+    spans, got = [on_cpu.span(r) for r in regions], on_cpu.span(aligned(2 * b.channel_bytes * b.channels, 0))
+    again = [replace(step, src_region=(1 - i,)) for i, step in enumerate(steps)]
+    worked = []
+    part = tables._part
+    monkeypatch.setattr(tables, "_part", lambda *a: worked.append(1) or part(*a))
+    for chosen in (steps, again, steps[:1]):
+        (kept,), (fresh,) = bind(chosen, spans, got, shelf), bind(chosen, spans, got)
+        assert kept.specs == fresh.specs
+        assert kept.blocks == fresh.blocks
+        assert np.array_equal(kept.table, fresh.table)
+        assert np.array_equal(kept.parts, fresh.parts)
+    assert len(worked) == 1 + 3
+    # Other alignment is another kernel, and less memory has to be checked anew.
+    odd = [Span(s.address + 2, s.nbytes - 2) for s in spans]
+    (kept,), (fresh,) = bind(steps[:1], odd, got, shelf), bind(steps[:1], odd, got)
+    assert kept.specs == fresh.specs
+    with pytest.raises(InvalidArgument, match="does not fit"):
+        bind(steps, [Span(s.address, 64) for s in spans], got, shelf)
+    for i in range(5):
+        bind([replace(steps[0], pieces=replace(steps[0].pieces))], spans, got, shelf)
+        assert len(shelf) <= 2, i
 
 
 def test_many_programs_are_several_launches(kernels):
