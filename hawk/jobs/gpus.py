@@ -85,16 +85,20 @@ class OnGpu:
         name = f"gpu{there.number}/chunks"
         self._memory = CudaMemory(name, capacity=LANES * chunk, gpu=there.number)
         self._lanes: list[Lane] = []
+        self._pool = ThreadPoolExecutor(LANES, thread_name_prefix=f"hawk-gpu{there.number}")
         try:
             with there.current() as driver:
                 for number in range(LANES):
                     room = Span(self._memory.regions[0].address + number * chunk, chunk)
-                    stream = driver.stream(low=True)
-                    self._lanes.append(Lane(stream, driver.event(), room))
+                    event = driver.event()
+                    try:
+                        self._lanes.append(Lane(driver.stream(low=True), event, room))
+                    except BaseException:
+                        driver.drop_event(event)
+                        raise
         except BaseException:
             self.close()
             raise
-        self._pool = ThreadPoolExecutor(LANES, thread_name_prefix=f"hawk-gpu{there.number}")
 
     def behind(self, offer: OfferEntry, layers: int, mark: Mark) -> None:
         """Layers `[0, layers)` of the offer are written when the mark is reached, which is owned from here on."""
@@ -216,9 +220,7 @@ class OnGpu:
 
     def close(self) -> None:
         """Waits for what is under way, then gives everything on the GPU back."""
-        pool = getattr(self, "_pool", None)
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
         for offer in list(self._marks):
             self.forget(offer)
         lanes, self._lanes = self._lanes, []

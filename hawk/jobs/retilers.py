@@ -65,12 +65,12 @@ class OnProcessors:
 
 
 class Retilers:
-    """The retilers of an agent."""
+    """The retilers of an agent; without `gpus` it takes no cache that is on one."""
 
-    def __init__(self, processors: OnProcessors, gpus: Gpus) -> None:
+    def __init__(self, processors: OnProcessors, gpus: Gpus | None = None) -> None:
         self.processors = processors
         self.gpus = gpus
 
     def of(self, cache: CacheEntry) -> SourceRetiler:
         """The one for a source; raises `DeviceLost` where its GPU is lost."""
-        return self.processors if cache.gpu < 0 else self.gpus.of(cache.gpu)
+        return self.processors if cache.gpu < 0 or self.gpus is None else self.gpus.of(cache.gpu)

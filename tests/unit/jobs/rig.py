@@ -24,6 +24,7 @@ from hawk.jobs.offers import OfferBook, OfferEntry
 from hawk.jobs.planner import Planner
 from hawk.jobs.quarantine import Quarantine
 from hawk.jobs.request import FetchRequest
+from hawk.jobs.retilers import OnProcessors, Retilers
 from hawk.jobs.room import Room
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving
@@ -193,8 +194,7 @@ class Rig:
         self.admission = Admission(working=8, queued=8, early=4, what="serves")
         context = ServeContext(
             self.room,
-            self.retiler,
-            Slots(2),
+            Retilers(OnProcessors(self.retiler, Slots(2))),
             self.planner,
             {"tcp": self.transport},
             self.offers,

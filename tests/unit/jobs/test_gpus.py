@@ -1,0 +1,133 @@
+"""What one GPU's retiler refuses, and what it gives back when it cannot be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hawk.errors import (
+    DeviceLost,
+    HawkMemoryError,
+    InvalidArgument,
+    MissingDependency,
+    OutOfMemory,
+    Unmappable,
+)
+from hawk.jobs.gpus import Gpus
+from hawk.jobs.retilers import Portion
+from hawk.memory import cuda, cuda_driver, cuda_marks
+from hawk.memory.cuda import DeviceRegion
+from hawk.memory.cuda_arrays import CudaArray
+from hawk.memory.region import Region
+from hawk.retile.rows import RowsStep
+from tests.fake_cuda import FakeCuda
+
+CHUNK = 1 << 16
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeCuda]:
+    fake = FakeCuda(devices=2)
+    with cuda_driver.using(fake):
+        yield fake
+    assert not fake.left()
+
+
+@pytest.fixture
+async def gpus(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: None))
+    arena = Region("arena", np.zeros(1 << 18, np.uint8))
+    made = Gpus(arena, CHUNK, scrub=False, on_lost=lambda gpu, error: None)
+    yield made
+    made.close()
+    made.close()
+
+
+class Offer(SimpleNamespace):
+    """Something of an offer that a retiler asks for."""
+
+    __hash__ = object.__hash__
+
+
+def offer(gpu: int = 0) -> Offer:
+    layout = SimpleNamespace(codec=SimpleNamespace(name="int8"))
+    return Offer(cache=SimpleNamespace(regions=[DeviceRegion("kv", 4096, 4096, gpu)], layout=layout, gpu=gpu))
+
+
+def portion(gpus: Gpus, steps: list, nbytes: int = 4096) -> Portion:
+    return Portion(offer(), 1, steps, gpus._arena, 0, nbytes)
+
+
+async def test_scales_and_chunks_that_are_too_large_are_refused(gpus: Gpus) -> None:
+    await gpus.open(0)
+    there = gpus.of(0)
+    rows = RowsStep(layer=0, kv=0, blocks=1, token=0, reads=(), writes=())
+    with pytest.raises(Unmappable, match="scales are moved or made on the way.*int8.*memory of the host"):
+        await there.run(portion(gpus, [rows]))
+    for _ in range(3):  # and every lane is there again
+        with pytest.raises(
+            OutOfMemory, match=f"jobs.chunk: the chunk is larger than its room on the GPU; got {CHUNK + 1}"
+        ):
+            await there.run(portion(gpus, [], CHUNK + 1))
+
+
+@pytest.mark.parametrize("call", ["allocate", "stream", "event", "enter"])
+async def test_what_cannot_be_made_leaves_nothing_and_may_be_tried_again(
+    call: str, gpus: Gpus, driver: FakeCuda
+) -> None:
+    for number in (1, 2):
+        driver.fail = {(call, driver.counts.get(call, 0) + number): 801}
+        if call in ("allocate",) and number == 2:
+            break
+        with pytest.raises(HawkMemoryError):
+            await gpus.open(0)
+        assert not driver.left()
+    driver.fail = {}
+    await gpus.open(0)
+    assert driver.counts["pin"] == 1
+
+
+async def test_pages_that_cannot_be_locked_are_copied_to_all_the_same(gpus: Gpus, driver: FakeCuda) -> None:
+    driver.fail["pin", 1] = 801
+    await gpus.open(0)
+    assert not driver.pinned
+
+
+async def test_without_the_kernels_library(driver: FakeCuda) -> None:
+    made = Gpus(Region("arena", np.zeros(4096, np.uint8)), 4096, scrub=False, on_lost=lambda *_: None)
+    with pytest.raises(MissingDependency, match="CuPy"):
+        await made.open(0)
+    made.close()
+
+
+async def test_marks_of_strangers_and_of_other_gpus(gpus: Gpus, driver: FakeCuda) -> None:
+    await gpus.open(0)
+    with pytest.raises(InvalidArgument, match="no mark of this process"):
+        gpus.behind(offer(), 1, 12345)
+    elsewhere = cuda_marks.mark(CudaArray(4096, 4096, 1, "uint8", 1, None))
+    with pytest.raises(InvalidArgument, match="got cuda:1; expected cuda:0"):
+        gpus.behind(offer(), 1, elsewhere.number)
+    lost = cuda_marks.mark(CudaArray(4096, 4096, 0, "uint8", 1, None))
+    gpus.behind(one := offer(), 1, lost.number)
+    cuda.device(0).lose("a test")
+    with pytest.raises(DeviceLost):
+        gpus.of(0)
+    with pytest.raises(DeviceLost):
+        await gpus.open(0)
+    gpus.forget(one)
+    driver.forget_lost()
+
+
+async def test_marks_that_nobody_claims_are_bounded(
+    driver: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_marks, "MOST_WAITING", 3)
+    array = CudaArray(4096, 4096, 0, "uint8", 1, None)
+    made = [cuda_marks.mark(array) for _ in range(5)]
+    assert len(driver.events) == 3
+    for mark in made:
+        cuda_marks.drop(mark)
+    assert not driver.events
