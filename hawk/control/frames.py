@@ -50,6 +50,9 @@ class Kind(enum.IntEnum):
     """Empty; the header's version is the newest that the sender speaks.  Never answered."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Header(NamedTuple):
     """The header of a frame that was accepted."""
 
@@ -136,10 +139,9 @@ def decode_header(frame: bytes, newest: int = PROTOCOL_VERSION) -> Header:
     if len(frame) != _HEADER.size:
         raise BadFrame("the header has the wrong length", got=len(frame), expected=f"{_HEADER.size} bytes")
     _, _, kind, sender, receiver = _HEADER.unpack(frame)
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise BadFrame("the frame is of no known kind", field="kind", got=kind) from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise BadFrame("the frame is of no known kind", field="kind", got=kind)
     if sender == 0:
         raise BadFrame("the sender gave no generation", field="from_generation", got=0)
     return Header(version, known, sender, receiver)

@@ -29,6 +29,10 @@ PEER_MESSAGES = 32
 is alone in the queue from taking whole turns away from everything else that runs on the loop."""
 
 
+# Plain integers: pyzmq's own are enumerations, and combining those costs more than asking the socket.
+_EVENTS, _POLLIN, _RCVMORE, _NOW = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE), int(zmq.NOBLOCK)
+
+
 class ReceiveLoop:
     """Reads one ROUTER, DEALER or PAIR socket and calls `handler(identity, frames)` for each message.
 
@@ -107,7 +111,7 @@ class ReceiveLoop:
 
     def _waiting(self) -> bool:
         # pyzmq's typed `get` is not told apart by option; this one is an int.
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _schedule(self) -> None:
         if self._loop is not None and self._next is None:
@@ -142,6 +146,8 @@ class ReceiveLoop:
             if self._loop is None:
                 return True  # stopped by a handler
             try:
+                if not self._waiting():
+                    return True  # found out by asking, which costs less than an error
                 if self._discarding:
                     self._discard_one()
                     continue
@@ -168,20 +174,23 @@ class ReceiveLoop:
 
     def _read_one(self) -> tuple[bytes, list[bytes], BadFrame | None]:
         # ZeroMQ hands out whole messages only: once the first frame is there, the others are.
-        first = self._socket.recv(zmq.NOBLOCK, copy=False, track=False)
-        self.user = self._user(first) if self._with_user else ""
-        identity = first.bytes if self._has_identity else b""
-        more = first.more
-        frames = [] if self._has_identity else [first.bytes]
+        if self._with_user:
+            frame = self._socket.recv(_NOW, copy=False, track=False)
+            self.user, first, more = self._user(frame), frame.bytes, frame.more
+        else:
+            first = self._socket.recv(_NOW)
+            more = bool(self._socket.getsockopt(_RCVMORE))
+        identity = first if self._has_identity else b""
+        frames = [] if self._has_identity else [first]
         nbytes = 0 if self._has_identity else len(first)
         count = len(frames)
         while more:
             if count >= self._max_frames or nbytes > self._max_bytes:
                 break
-            frame = self._socket.recv(zmq.NOBLOCK)
-            more = bool(self._socket.getsockopt(zmq.RCVMORE))
-            frames.append(frame)
-            nbytes += len(frame)
+            part = self._socket.recv(_NOW)
+            more = bool(self._socket.getsockopt(_RCVMORE))
+            frames.append(part)
+            nbytes += len(part)
             count += 1
         if more or nbytes > self._max_bytes:
             # The rest is read and dropped a frame at a time, as part of the turns to come: it may be long.
@@ -200,8 +209,8 @@ class ReceiveLoop:
         return identity, frames, None
 
     def _discard_one(self) -> None:
-        self._socket.recv(zmq.NOBLOCK)
-        self._discarding = bool(self._socket.getsockopt(zmq.RCVMORE))
+        self._socket.recv(_NOW)
+        self._discarding = bool(self._socket.getsockopt(_RCVMORE))
 
     @staticmethod
     def _user(frame: zmq.Frame) -> str:

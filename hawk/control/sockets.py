@@ -71,6 +71,9 @@ class Endpoint:
         self.limits = limits
         self.authenticated = authenticated
         self._listener = listener
+        self._most = limits.frame_bytes
+        # What pyzmq puts before it, for kinds of sockets that HAWK has none of, costs as much as a small frame.
+        self._send = super(zmq.Socket, raw).send
 
     @property
     def listener(self) -> LocalListener | None:
@@ -85,8 +88,8 @@ class Endpoint:
         has no such peer (any more), `InvalidArgument` for a frame above the limit, and `ControlError` if the
         socket is closed.  Call `poke` of the socket's receive loop afterwards.
         """
-        largest = max(map(len, frames), default=0)
-        if largest > self.limits.frame_bytes:
+        largest = max(map(len, frames))
+        if largest > self._most:
             # The far side would answer by ending the connection, again and again, and would not say why.
             raise InvalidArgument(
                 "the message is too large to send",
@@ -94,11 +97,13 @@ class Endpoint:
                 got=f"{largest} bytes",
                 expected=f"at most {self.limits.frame_bytes}",
             )
-        parts = frames if identity is None else [identity, *frames]
+        send = self._send
         try:
-            for part in parts[:-1]:
-                self.raw.send(part, _MORE)
-            self.raw.send(parts[-1], _LAST)
+            if identity is not None:
+                send(identity, _MORE)
+            for part in frames[:-1]:
+                send(part, _MORE)
+            send(frames[-1], _LAST)
         except zmq.Again:
             raise Busy(
                 "the peer does not take messages as fast as they are sent",
