@@ -97,21 +97,20 @@ class _Told:
     def __init__(self, job: str, reply: Callable[[LocalMessage], None]) -> None:
         self._job = job
         self._reply = reply
-        self._latest: Progress | None = None
+        self._latest: tuple[State, int, int] | None = None
         self._nbytes = 0
         self._timer: asyncio.Handle | None = None
         self._soon = False
 
     def progress(self, state: State, done: int, total: int) -> None:
         """The fetch has come so far."""
-        self._latest = Progress(self._job, state.value, done, max(total, done))
-        loop = asyncio.get_running_loop()
+        self._latest = state, done, total
         if done != self._nbytes and not self._soon:
             self._stop()
             self._soon = True
-            self._timer = loop.call_soon(self._tell)
+            self._timer = asyncio.get_running_loop().call_soon(self._tell)
         elif self._timer is None:
-            self._timer = loop.call_later(STATE_AFTER, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(STATE_AFTER, self._tell)
 
     def end(self, message: LocalMessage) -> None:
         """The fetch has ended; no progress comes after this."""
@@ -126,8 +125,8 @@ class _Told:
     def _tell(self) -> None:
         self._timer, self._soon = None, False
         if self._latest is not None:
-            self._nbytes = self._latest.nbytes
-            self._reply(self._latest)
+            state, self._nbytes, total = self._latest
+            self._reply(Progress(self._job, state.value, self._nbytes, max(total, self._nbytes)))
 
 
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
@@ -223,24 +222,25 @@ async def _run(
         session.fetches.pop(request.job, None)
         agent.ledger.close(entry, ending, "" if error is None else str(error))
         agent.fetch_done(ending)
-    agent.metrics.job(ending, "fetch", job.result.transport)
+    result = job.result
+    agent.metrics.job(ending, "fetch", result.transport)
     for part in job.parts:
         agent.metrics.moved("in", part.result.transport, part.result.nbytes)
     for phase in _COUNTED:
-        if phase in job.result.phases:
-            agent.metrics.phase(phase, job.result.phases[phase])
+        if phase in result.phases:
+            agent.metrics.phase(phase, result.phases[phase])
     (log.info if error is None else log.warning)(
         "fetch ended",
         request=request.request,
         job=request.job,
-        attempt=job.result.attempt or None,
+        attempt=result.attempt or None,
         source=_peers(request, 1024),
         ending=ending,
         reason=None if error is None else str(error),
-        bytes=job.result.nbytes,
-        transport=job.result.transport,
-        mode=job.result.mode,
-        seconds=job.result.phases.get("total"),
+        bytes=result.nbytes,
+        transport=result.transport,
+        mode=result.mode,
+        seconds=result.phases.get("total"),
     )
     reply(ended)
     forget_frames(error)

@@ -16,10 +16,10 @@ class Directory(ABC):
     """Finds control addresses by name.  The rest of HAWK asks it whenever it is about to connect."""
 
     @abstractmethod
-    async def resolve(self, name: str) -> str:
-        """The control address of the peer `name`, `"tcp://HOST:PORT"`.
+    async def resolve(self, name: str, otherwise: str = "") -> str:
+        """The control address of the peer `name`, `"tcp://HOST:PORT"`; `otherwise` for a name that it does not know.
 
-        Raises `UnknownPeer` if there is none.  Bounded in time by the implementation.
+        Raises `UnknownPeer` if there is neither.  Bounded in time by the implementation.
         """
 
     def lost(self, name: str) -> None:
@@ -58,12 +58,12 @@ class StaticPeers(Directory):
         """The whole table."""
         return dict(self._peers)
 
-    async def resolve(self, name: str) -> str:
+    async def resolve(self, name: str, otherwise: str = "") -> str:
         """The configured address; an unknown name's error lists those that are known, and the nearest."""
-        try:
-            return self._peers[name]
-        except KeyError:
-            raise unknown_peer(name, self.names) from None
+        address = self._peers.get(name) or otherwise
+        if not address:
+            raise unknown_peer(name, self.names)
+        return address
 
 
 def unknown_peer(name: str, known: list[str]) -> UnknownPeer:

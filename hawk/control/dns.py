@@ -93,8 +93,8 @@ class DnsPeers(Directory):
         if known is not None:
             known.until, known.lost = 0.0, True
 
-    async def resolve(self, name: str) -> str:
-        """A numeric address, or a path.
+    async def resolve(self, name: str, otherwise: str = "") -> str:
+        """A numeric address, or a path; `otherwise` as it is, for a name that can be nowhere here.
 
         Raises `UnknownPeer` for a name that is neither in the table nor, by the pattern, in DNS, and
         `PeerUnreachable` where DNS does not answer, or knows no host of the table's.
@@ -103,6 +103,8 @@ class DnsPeers(Directory):
         listed = bool(address)
         if not listed:
             if not self._pattern or not _NAME.fullmatch(name):
+                if otherwise:
+                    return otherwise
                 raise unknown_peer(name, sorted(self._peers))
             address = self._pattern.replace("{name}", name)
         match = _TCP.fullmatch(address)

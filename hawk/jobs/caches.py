@@ -62,7 +62,7 @@ def write_part(part: Part) -> PartDescr:
 def part_of(descr: CacheDescr) -> Part:
     """What of a model's cache a cache is: all of it, unless it says so.  Raises `InvalidArgument`."""
     if descr.part is None:
-        return Part(range(descr.heads), descr.heads, range(descr.layers), descr.layers)
+        return _all_of(descr.heads, descr.layers)
     part = read_part(descr.part, "cache.part")
     for name in ("heads", "layers"):
         got, expected = getattr(part, name), getattr(descr, name)
@@ -74,6 +74,11 @@ def part_of(descr: CacheDescr) -> Part:
                 expected=f"{expected} {name}",
             )
     return part
+
+
+@lru_cache(maxsize=256)
+def _all_of(heads: int, layers: int) -> Part:
+    return Part(range(heads), heads, range(layers), layers)
 
 
 def compile_descr(descr: CacheDescr) -> CompiledLayout:

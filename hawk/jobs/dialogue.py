@@ -55,6 +55,11 @@ MOST_CHUNKS = 65_536
 _POLLS_KEPT = 64
 
 
+def _in_vain(wait: asyncio.Future[bool]) -> None:
+    if not wait.done():
+        wait.set_result(False)
+
+
 class Dialogue:
     """One attempt's conversation with the prefill side; `attach` it first, `detach` it at the end.
 
@@ -82,7 +87,7 @@ class Dialogue:
         self._polls: dict[int, float] = {}
         self._answered: dict[int, float] = {}
         self._seq = 0
-        self._changed = asyncio.Event()
+        self._waits: list[asyncio.Future[bool]] = []
 
     def attach(self) -> None:
         """Frames of this attempt come here from now on."""
@@ -156,8 +161,26 @@ class Dialogue:
         self._wake()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            if not wait.done():
+                wait.set_result(True)
+
+    async def _change(self) -> bool:
+        """Waits until something has changed; False where nothing has for `NUDGE` seconds.
+
+        A future and a timer: what a job waits for is on the way to its first byte.
+        """
+        loop = asyncio.get_running_loop()
+        wait: asyncio.Future[bool] = loop.create_future()
+        self._waits.append(wait)
+        timer = loop.call_later(NUDGE, _in_vain, wait)
+        try:
+            return await wait
+        finally:
+            timer.cancel()
+            if wait in self._waits:  # in vain, or cancelled
+                self._waits.remove(wait)
 
     async def _until(self, ready: Callable[[], T | None], again: Callable[[], object]) -> T:
         """Waits for `ready()` to give something; raises what ended the attempt; calls `again` when it takes long."""
@@ -167,12 +190,7 @@ class Dialogue:
             value = ready()
             if value is not None:
                 return value
-            changed = self._changed
-            try:
-                # Not `wait_for`, which before Python 3.12 can swallow a cancellation.
-                async with asyncio.timeout(NUDGE):
-                    await changed.wait()
-            except TimeoutError:
+            if not await self._change():
                 again()
 
     def _raise(self) -> None:
@@ -279,7 +297,7 @@ class Dialogue:
 
     async def _end(self) -> None:
         while self.ended is None:
-            await self._changed.wait()
+            await self._change()
 
     def _poll(self) -> int:
         self._seq += 1

@@ -132,6 +132,10 @@ class FetchJob(Stoppable):
 
     def changed(self) -> None:
         """A part has come further; the whole is where the last of them is."""
+        if len(self.parts) == 1 and not (only := self.parts[0]).unneeded:
+            self.state = only.state
+            self._on_progress(only.state, only.result.nbytes, only.total)
+            return
         self._move_to(min((part.state for part in self._needed), key=_PROGRESS.index, default=self.state))
 
     def stop(self, error: HawkError) -> None:

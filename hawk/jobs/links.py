@@ -34,7 +34,12 @@ class Links:
 
     async def get(self, session: PeerSession, transport: str, *, timeout: float) -> Link:
         """A working link to the session's peer; raises what `Transport.connect` raises."""
-        known = self._known.setdefault(session, {}).setdefault(transport, _Known())
+        of_session = self._known.get(session)
+        if of_session is None:
+            of_session = self._known[session] = {}
+        known = of_session.get(transport)
+        if known is None:
+            known = of_session[transport] = _Known()
         async with known.lock:
             endpoint = session.endpoints.get(transport)
             if endpoint is None:

@@ -271,7 +271,7 @@ class Peers:
         `UnknownPeer`, `PeerUnreachable`, `VersionMismatch`, `Busy` or `ConfigError` (no key of that peer).
         """
         try:
-            where = await self._directory.resolve(name)
+            where = await self._directory.resolve(name, address)
         except (UnknownPeer, PeerUnreachable):
             if not address:
                 raise

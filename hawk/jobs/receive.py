@@ -22,7 +22,7 @@ from hawk.plan.check import check_blocks, entries
 from hawk.plan.decide import decide
 from hawk.plan.part import selection as select
 from hawk.plan.repeat import TargetPlans
-from hawk.plan.segments import direct, moved, staged, touched
+from hawk.plan.segments import laid, moved, staged, touched
 from hawk.plan.types import Chunk, Selection
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Receiver:
         self._plans: TargetPlans | None = None
         self._guess: Selection | None = None
         self._planned: tuple[TargetChunk, Segments | None, ByteRanges] | None = None
-        self._staging: list[Allocation] = []
+        self._staging: Allocation | None = None
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         self._slot_bytes = 0
         self._error: HawkError | None = None
@@ -155,19 +155,15 @@ class Receiver:
         most = context.staging // (DEPTH * layout.channels)
         self._slot_bytes = min(wanted, most) // memory.alignment * memory.alignment + memory.alignment
         try:
-            for slot in range(DEPTH):
-                self._staging.append(
-                    memory.allocate(self._slot_bytes, owner=f"{request.job}/staging", brief=True)
-                )
-                self._slots.put_nowait(slot)
+            self._staging = memory.allocate(self._slot_bytes * DEPTH, owner=f"{request.job}/staging")
         except OutOfMemory as fault:
-            if self._staging:  # the chunks take turns, then
-                log.debug("room for one chunk of staging only", job=request.job, reason=str(fault))
-                return
             if context.mode == "staged":
                 raise
             log.info("no room for staging; writing directly", job=request.job, reason=str(fault))
             self._result.mode = "direct"
+            return
+        for slot in range(DEPTH):
+            self._slots.put_nowait(slot)
 
     def _plan_ahead(self, chunk: Chunk) -> None:
         """Plans a chunk before it is there, where the plan is made in no time."""
@@ -270,16 +266,15 @@ class Receiver:
                 again = error
         # Nobody asks any more which chunk failed, and the error has this in its frames.
         self._error, self._stopped = None, True
-        staging, self._staging, memory = self._staging, [], self._request.cache.memory
-        for slot in staging:
-            assert memory is not None
+        staging, self._staging, memory = self._staging, None, self._request.cache.memory
+        if staging is not None and memory is not None:
             try:
                 if self._context.scrub:
-                    await wipe(memory.regions, of_allocation(slot), memory)
+                    await wipe(memory.regions, of_allocation(staging), memory)
             except asyncio.CancelledError as error:
                 again = error
             finally:
-                memory.free(slot)
+                memory.free(staging)
         if again is not None:
             raise again
 
@@ -323,11 +318,9 @@ class Receiver:
         assert self._plans is not None
         cache = self._request.cache
         planned = self._plans.plan(chunk)
-        ranges = touched(planned, cache.placement)
-        if self._staging and int(planned.channel_bytes.max()) <= self._slot_bytes:
-            return planned, None, ranges
-        extents = [r.extents for r in cache.regions]
-        return planned, direct(planned, cache.placement, 0, extents), ranges
+        if self._staging is not None and int(planned.channel_bytes.max()) <= self._slot_bytes:
+            return planned, None, touched(planned, cache.placement)
+        return planned, *laid(planned, cache.placement, [r.extents for r in cache.regions])
 
     async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
         result = self._result
@@ -374,13 +367,14 @@ class Receiver:
         self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[int, bool], None]
     ) -> None:
         """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
-        memory, cache = self._request.cache.memory, self._request.cache
+        memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
         assert memory is not None
+        assert staging is not None
         slot = await self._slots.get()
         try:
             channels = cache.layout.channels
             region = cache.placement.region[0]
-            offset = np.full(channels, self._staging[slot].offset, dtype=np.int64)
+            offset = np.full(channels, staging.offset + slot * self._slot_bytes, dtype=np.int64)
             segments, moves = await self._context.planner.call(
                 staged, planned, cache.placement, prepared.offset, region, offset
             )

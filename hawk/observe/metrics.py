@@ -73,6 +73,7 @@ class Metrics:
             registry=own,
         )
         self._phases: dict[str, Histogram] = {}
+        self._counters: dict[tuple[str, ...], Counter] = {}
         self._mismatches = Counter(
             "hawk_verify_mismatches", "Fetches whose bytes were not those that were sent.", registry=own
         )
@@ -82,7 +83,7 @@ class Metrics:
 
     def job(self, ending: str, role: str, transport: str) -> None:
         """A job ended: `ending` is `"ready"` or an error's code."""
-        self._jobs.labels(ending, role, transport or "none").inc()
+        self._counter(self._jobs, ending, role, transport or "none").inc()
 
     def phase(self, phase: str, seconds: float) -> None:
         """One phase of one job took `seconds`."""
@@ -94,7 +95,13 @@ class Metrics:
 
     def moved(self, direction: str, transport: str, nbytes: int) -> None:
         """`nbytes` were sent or received."""
-        self._bytes.labels(direction, transport).inc(nbytes)
+        self._counter(self._bytes, direction, transport).inc(nbytes)
+
+    def _counter(self, of: Counter, *labels: str) -> Counter:
+        known = self._counters.get(labels)
+        if known is None:
+            known = self._counters[labels] = of.labels(*labels)
+        return known
 
     def pool(self, pool: str, state: str, nbytes: int) -> None:
         """`nbytes` of `pool` are in `state` now."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import InvalidArgument, Unmappable
+from hawk.plan.bind import first_outside
 from hawk.plan.scales import check_selected
 from hawk.plan.ways import program_part, ways
 
@@ -173,16 +174,16 @@ def check_blocks(
             expected=f"{last} or more, for tokens up to {selection.token + selection.tokens} in blocks of {size}",
             layout=layout.name,
         )
-    if table.size and (table.min() < 0 or table.max() >= layout.shape.blocks):
-        bad = np.flatnonzero((table < 0) | (table >= layout.shape.blocks))
+    given, table = table, table.astype(np.int64)
+    bad = first_outside(table, layout.shape.blocks)  # what is too large for the type has become negative
+    if bad >= 0:
         raise InvalidArgument(
             "no such block",
-            field=f"{field}[{int(bad[0])}]",
-            got=int(table[bad[0]]),
+            field=f"{field}[{bad}]",
+            got=int(given[bad]),
             expected=f"0..{layout.shape.blocks - 1}",
             layout=layout.name,
         )
-    table = table.astype(np.int64)
     used = table[first:last]
     if len(set(used.tolist())) == len(used):
         return table

@@ -202,16 +202,31 @@ def direct(
         found = groups_of(target, placement, arena_offset)
         if not _crosses(found, regions_extents):
             return GroupedSegments(found)
-    rows = _rows(target, placement, arena_offset)
+    return _direct(_rows(target, placement, arena_offset), regions_extents)
+
+
+def _direct(rows: _Rows, extents: Sequence[tuple[int, ...]]) -> Segments:
     joined = _joined(rows.region, rows.local, rows.arena, rows.nbytes, rows.begin)
-    return _segments(_cut(*joined, regions_extents))
+    return _segments(_cut(*joined, extents))
+
+
+def laid(
+    target: TargetChunk, placement: Placement, regions_extents: Sequence[tuple[int, ...]] = ()
+) -> tuple[Segments, ByteRanges]:
+    """`direct` of a chunk at the beginning of the arena, and `touched`; what both are made of is made once."""
+    if _many(target):
+        return direct(target, placement, 0, regions_extents), touched(target, placement)
+    rows = _rows(target, placement)
+    return _direct(rows, regions_extents), _touched(rows)
 
 
 def moved(segments: Segments, by: int) -> Segments:
     """The same for a chunk that lies `by` bytes farther on in the arena."""
+    if by == 0:
+        return segments
     if isinstance(segments, GroupedSegments):
         return GroupedSegments(replace(segments.groups, on=segments.groups.on + by))
-    return replace(segments, remote=segments.remote + by)
+    return Segments(segments.region, segments.local, segments.remote + by, segments.nbytes)
 
 
 def staged(
@@ -282,7 +297,10 @@ def touched(target: TargetChunk, placement: Placement) -> ByteRanges:
     """
     if _many(target) and (found := ascending(groups_of(target, placement))) is not None:
         return GroupedRanges(found)
-    rows = _rows(target, placement)
+    return _touched(_rows(target, placement))
+
+
+def _touched(rows: _Rows) -> ByteRanges:
     region, start, nbytes = rows.region, rows.local, rows.nbytes
     at = rows.begin[1:]
     rising = (region[at] > region[at - 1]) | ((region[at] == region[at - 1]) & (start[at] > start[at - 1]))
