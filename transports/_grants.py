@@ -150,6 +150,26 @@ class GrantTable:
         with self._lock:
             return [held.grant for held in self._open.values()]
 
+    def _close(self, grant: Grant) -> Held | None:
+        """Lets nobody in any more; None if nobody is inside either, and the grant is gone.  Under the lock."""
+        digest = self._digest(grant.key)
+        held = self._open.pop(digest, None) or self._draining.get(digest)
+        if held is None:
+            return None
+        if held.board is not None and held.slot >= 0:
+            held.board.take_down(held.slot)
+        if held.guests or self._looks(held):
+            self._draining[digest] = held
+            return held
+        held.revoked = True
+        self._let_go(held)
+        return None
+
+    def shut(self, grant: Grant) -> bool:
+        """Ends a grant that nobody is inside of; False where somebody is, and `revoke` has to see to that."""
+        with self._lock:
+            return self._close(grant) is None
+
     async def revoke(
         self, grant: Grant, evict: Callable[[object], None] | None, grace: float, *, patience: float = 0.0
     ) -> bool:
@@ -161,18 +181,10 @@ class GrantTable:
         Calling this again for a grant that still had guests asks once more; for a grant that is gone the answer
         is True.
         """
-        digest = self._digest(grant.key)
         with self._lock:
-            held = self._open.pop(digest, None) or self._draining.get(digest)
+            held = self._close(grant)
             if held is None:
                 return True
-            if held.board is not None and held.slot >= 0:
-                held.board.take_down(held.slot)
-            if not held.guests and not self._looks(held):
-                held.revoked = True
-                self._let_go(held)
-                return True
-            self._draining[digest] = held
             latch = Latch()
             held.latches.append(latch)
         if patience > 0 and not held.revoked:

@@ -147,6 +147,14 @@ class Transport(ABC):
         """A hint: the peer whose own endpoint is `reader` will read this grant, and its way in may be prepared."""
         del grant, reader
 
+    def shut(self, grant: Grant) -> bool:
+        """`revoke` as far as that goes without waiting: True if provably nobody reads the range any more.
+
+        After False access may have ended or not, and `revoke` has to be called.
+        """
+        del grant
+        return False
+
     @abstractmethod
     async def revoke(self, grant: Grant) -> bool:
         """Ends access.  True: provably nobody reads the range any more.  False: a peer still may (see `can_fence`)."""

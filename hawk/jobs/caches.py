@@ -86,25 +86,25 @@ def compile_descr(descr: CacheDescr) -> CompiledLayout:
     part_of(descr)
     return _compile(
         descr.layout,
-        CacheShape(
-            layers=descr.layers,
-            heads=descr.heads,
-            dim=descr.dim,
-            block_size=descr.block_size,
-            blocks=descr.blocks,
-            kvs=descr.kvs,
-        ),
+        (descr.layers, descr.heads, descr.dim, descr.block_size, descr.blocks, descr.kvs),
         descr.codec,
         descr.channels,
         descr.align,
-        tuple(sorted(descr.params.items())),
+        tuple(sorted(descr.params.items())) if descr.params else (),
     )
 
 
 @lru_cache(maxsize=256)
 def _compile(
-    text: str, shape: CacheShape, codec: str, channels: int, align: int, params: tuple[tuple[str, int], ...]
+    text: str,
+    sizes: tuple[int, int, int, int, int, int],
+    codec: str,
+    channels: int,
+    align: int,
+    params: tuple[tuple[str, int], ...],
 ) -> CompiledLayout:
+    layers, heads, dim, block_size, blocks, kvs = sizes
+    shape = CacheShape(layers=layers, heads=heads, dim=dim, block_size=block_size, blocks=blocks, kvs=kvs)
     layout = Layout.from_toml(text, origin="a cache description")
     return layout.compile(
         shape, codec=codec, channels=channels or None, align=align or None, params=dict(params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hawk.errors import InvalidArgument, OutOfMemory, Unmappable
 from hawk.jobs.caches import part_of
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from hawk.control.messages import Fetch
     from hawk.jobs.offers import OfferEntry
     from hawk.layouts import CompiledLayout
+    from hawk.plan.part import Part
+
+
+MOST_CHUNKS = 65_536
+"""Chunks of a job; as many as a `Poll` can name."""
 
 
 @lru_cache(maxsize=256)
@@ -35,12 +40,6 @@ def least_of(target: CompiledLayout, selection: Selection) -> int:
     first, last = entries(target, selection)
     ends = (Chunk(selection.layer, 1, block, 1) for block in (first, last - 1))
     return max(chunk_bytes(target, selection, chunk) for chunk in ends)
-
-
-@lru_cache(maxsize=256)
-def loses(source: CompiledLayout, target: CompiledLayout, selection: Selection) -> bool:
-    """Whether values may change on the way."""
-    return loss(source, target, selection) is not None
 
 
 @kept(256, lambda chunks: len(chunks) * (MOST_BYTES >> 6))
@@ -61,15 +60,22 @@ def cut(target: CompiledLayout, selection: Selection, limit: int, setting: str) 
         ) from fault
 
 
-_fit = lru_cache(maxsize=256)(check)
-"""`check` for caches and selections that come again and again; a refusal is not kept."""
+class Agreement(NamedTuple):
+    """What of an offer a target gets, its chunks, their bytes in the arena, and whether values may change."""
+
+    selection: Selection
+    chunks: tuple[Chunk, ...]
+    nbytes: int
+    lossy: bool
 
 
-def agreed(offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: CompiledLayout) -> Selection:
-    """What of the offer the target gets.
+def agreed(
+    offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: CompiledLayout, most: int, room: int
+) -> Agreement:
+    """What of the offer the target gets, in chunks of `most` bytes, or half of the `room` that is there for them.
 
-    Raises `InvalidArgument` for tokens that the offer does not hold, `PartsMismatch` or `Unmappable` for caches of
-    which one cannot become the other.
+    Raises `InvalidArgument` for tokens that the offer does not hold and for too many chunks, `PartsMismatch` or
+    `Unmappable` for caches of which one cannot become the other, `OutOfMemory` for chunks that hold nothing.
     """
     first, tokens = fetch.first, fetch.tokens
     last = first + tokens if tokens else offer.tokens
@@ -80,13 +86,44 @@ def agreed(offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: Comp
             got=f"[{first}, {last})",
             expected=f"within [0, {offer.tokens})",
         )
-    if offer.cache.descr.part is None and fetch.target.part is None:
+    whole = offer.cache.descr.part is None and fetch.target.part is None
+    parts = None if whole else (offer.part, part_of(fetch.target))
+    half = max(room // 2, 1)
+    setting = "arena.size (half of it)" if half < most else "jobs.chunk"
+    return _agreement(source, target, parts, first, last - first, min(most, half), setting)
+
+
+_fit, _loss = lru_cache(maxsize=256)(check), lru_cache(maxsize=256)(loss)
+"""Of caches and selections that come again and again, however many chunks they fall into; a refusal is not kept."""
+
+
+@kept(256, lambda made: len(made.chunks) * (MOST_BYTES >> 6))
+def _agreement(
+    source: CompiledLayout,
+    target: CompiledLayout,
+    parts: tuple[Part, Part] | None,
+    first: int,
+    tokens: int,
+    limit: int,
+    setting: str,
+) -> Agreement:
+    """Kept where there are few chunks, as `cut` is; nothing of it depends on where anything lies."""
+    if parts is None:
         # Two whole caches: whether they have the same layers and heads is for `check` to say.
         _fit(source, target)
-        return Selection(layer=0, layers=target.shape.layers, token=first, tokens=last - first)
-    chosen = selection(offer.part, part_of(fetch.target), first, last - first)
-    _fit(source, target, chosen)
-    return chosen
+        chosen = Selection(layer=0, layers=target.shape.layers, token=first, tokens=tokens)
+    else:
+        chosen = selection(*parts, first, tokens)
+        _fit(source, target, chosen)
+    chunks = cut(target, chosen, limit, setting)
+    if len(chunks) > MOST_CHUNKS:
+        raise InvalidArgument(
+            "the request falls into too many chunks",
+            field="jobs.chunk",
+            got=f"{len(chunks)} chunks of at most {limit} bytes",
+            expected=f"{MOST_CHUNKS} chunks or fewer",
+        )
+    return Agreement(chosen, chunks, bytes_of(target, chosen), _loss(source, target, chosen) is not None)
 
 
 def fewest_heads(layout: CompiledLayout, selection: Selection) -> Selection:

@@ -23,6 +23,7 @@ from hawk.control.messages import (
     Released,
 )
 from hawk.errors import BadFrame, HawkError, LeaseExpired, from_wire
+from hawk.jobs.chunks import MOST_CHUNKS
 from hawk.jobs.farewell import Farewell
 from hawk.jobs.states import Lease
 from hawk.observe.log import get as get_log
@@ -48,9 +49,6 @@ MARGIN = 0.1
 
 UNNEEDED = "unneeded"
 """Fact of an `Abort` by which the decode side gives an offer back because other offers hold the same."""
-
-MOST_CHUNKS = 65_536
-"""Chunks of a job; as many as a `Poll` can name."""
 
 _POLLS_KEPT = 64
 

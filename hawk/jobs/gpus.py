@@ -118,6 +118,11 @@ class OnGpu:
                 break
         return found
 
+    def at_once(self, portion: Portion) -> bool:
+        """See `SourceRetiler`: marks are waited for, and kernels."""
+        del portion
+        return False
+
     async def run(self, portion: Portion) -> None:
         """See `hawk.jobs.retilers.SourceRetiler`.  A cancelled one waits until the GPU has come to its end.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hawk.retile.cpu import INLINE_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -44,6 +46,9 @@ class SourceRetiler(Protocol):
 
     turns: Slots
 
+    def at_once(self, portion: Portion) -> bool:
+        """Fills it in this very call, where that is over before anybody could take a turn; False: nothing was done."""
+
     async def run(self, portion: Portion) -> None:
         """Fills the chunk's range of the arena.
 
@@ -57,6 +62,13 @@ class OnProcessors:
     def __init__(self, retiler: Retiler, turns: Slots) -> None:
         self._retiler = retiler
         self.turns = turns
+
+    def at_once(self, portion: Portion) -> bool:
+        """See `SourceRetiler`: a small one takes no thread, and so nobody's turn."""
+        if portion.nbytes > INLINE_BYTES:
+            return False
+        regions = [region.array for region in portion.offer.cache.regions]
+        return self._retiler.at_once(portion.steps, regions, portion.view)
 
     async def run(self, portion: Portion) -> None:
         """See `SourceRetiler`."""

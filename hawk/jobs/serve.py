@@ -36,13 +36,12 @@ from hawk.errors import (
     DeadlineExceeded,
     HawkError,
     InternalError,
-    InvalidArgument,
     LeaseExpired,
     NotViable,
 )
 from hawk.jobs.caches import compile_descr, part_of, write_part
-from hawk.jobs.chunks import agreed, bytes_of, cut, loses
-from hawk.jobs.dialogue import MOST_CHUNKS, SILENCE, UNNEEDED
+from hawk.jobs.chunks import agreed
+from hawk.jobs.dialogue import SILENCE, UNNEEDED
 from hawk.jobs.retilers import Portion
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
@@ -243,20 +242,9 @@ class ServeJob(Stoppable):
         offer = self.claim.offer
         context.caches.use(offer.cache)
         source = offer.cache.layout
-        selection = agreed(offer, fetch, source, target)
-        check_blocks(source, offer.blocks, selection, "offer.blocks")
-        check_blocks(target, blocks, selection, "fetch.blocks")
-        limit = min(fetch.chunk, context.chunk, max(context.room.arena.region.nbytes // 2, 1))
-        half = limit < min(fetch.chunk, context.chunk)
-        chunks = cut(target, selection, limit, "arena.size (half of it)" if half else "jobs.chunk")
-        if len(chunks) > MOST_CHUNKS:
-            raise InvalidArgument(
-                "the request falls into too many chunks",
-                field="jobs.chunk",
-                got=f"{len(chunks)} chunks of at most {limit} bytes",
-                expected=f"{MOST_CHUNKS} chunks or fewer",
-            )
-        self._left = bytes_of(target, selection)
+        most, room = min(fetch.chunk, context.chunk), context.room.arena.region.nbytes
+        selection, chunks, self._left, lossy = agreed(offer, fetch, source, target, most, room)
+        check_blocks(target, blocks, selection, "fetch.blocks")  # those of the offer were looked at when it came
         self.place.arrived()
         self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))
@@ -272,7 +260,7 @@ class ServeJob(Stoppable):
             chunks=len(chunks),
             lease=context.lease,
             note=offer.note,
-            lossy=loses(source, target, selection),
+            lossy=lossy,
             verify=self._sealer.name,
             part=write_part(offer.part),
         )
@@ -335,10 +323,12 @@ class ServeJob(Stoppable):
         offset = held.range.offset
         portion = Portion(offer, layers, steps, context.room.arena.region, offset, nbytes)
         retiler = context.retilers.of(offer.cache)
-        async with retiler.turns.turn(self._ask(nbytes)):
-            began = time.perf_counter()
-            await retiler.run(portion)
-            took = time.perf_counter() - began
+        began = time.perf_counter()
+        if not retiler.at_once(portion):
+            async with retiler.turns.turn(self._ask(nbytes)):
+                began = time.perf_counter()
+                await retiler.run(portion)
+        took = time.perf_counter() - began
         context.metrics.phase("retile", took)
         self._left -= nbytes
         checks = await self._sealer.seal(number, chunk, portion.view, context.metrics)
@@ -383,14 +373,18 @@ class ServeJob(Stoppable):
             self._lease.end()
         if self.claim is not None:
             self.claim.leaving = True
-        cleanup = asyncio.get_running_loop().create_task(self._clean_up(error))
-        await settle(cleanup)
-        if (fault := cleanup.exception()) is not None:
-            log.error("a serve could not end cleanly", job=self.fetch.job, exc_info=fault)
+        try:
+            if not self._shelf.clear_at_once():
+                cleared = self._shelf.clear(on_its_word=self._told, reason=str(error))
+                await settle(asyncio.get_running_loop().create_task(cleared))
+        finally:
+            try:
+                self._end(error)
+            except Exception:
+                log.exception("a serve could not end cleanly", job=self.fetch.job)
 
-    async def _clean_up(self, error: HawkError | None) -> None:
+    def _end(self, error: HawkError | None) -> None:
         context, fetch = self.context, self.fetch
-        await self._shelf.clear(on_its_word=self._told, reason=str(error))
         if self.claim is not None:
             context.caches.done(self.claim.offer.cache)
             context.offers.unclaim(self.claim, consumed=error is None)

@@ -72,9 +72,35 @@ class Shelf:
             return
         self._consumed.add(number)
         self.read += held.ask.nbytes
+        if self._shut(held):
+            del self._held[number]
+            self._outstanding -= held.range.nbytes
+            self._room.set()
+            return
         task = asyncio.get_running_loop().create_task(self._let_go(number))
         self._freeing.add(task)
         task.add_done_callback(self._freeing.discard)
+
+    def clear_at_once(self) -> bool:
+        """Returns every chunk for which nobody has to be waited for; whether that was all of them."""
+        for number, held in list(self._held.items()):
+            if self._shut(held):
+                del self._held[number]
+        return not self._held and not self._freeing
+
+    def _shut(self, held: Held) -> bool:
+        """Closes a range to its reader and frees it, where neither takes a wait; else `_return` has to."""
+        if self._arena_room.arena.scrub:
+            return False
+        if held.grant is not None:
+            try:
+                if self._transport is None or not self._transport.shut(held.grant):
+                    return False
+            except Exception:
+                log.exception("a range could not be closed to its reader", job=self._job)
+                return False
+        self._arena_room.give(held.ask, held.range)
+        return True
 
     async def clear(self, *, on_its_word: bool, reason: str) -> None:
         """Returns every chunk, or quarantines it; `on_its_word` where the consumer said that it reads no more."""

@@ -7,6 +7,7 @@ entries have the same runs and the same pieces; only the buffers differ.  So a j
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hawk.plan.source import retile_steps
@@ -32,6 +33,12 @@ _FEW = 4096
 """Runs of a chunk up to which handing it to a thread costs more than planning it."""
 
 
+@lru_cache(maxsize=256)
+def _by_layer(layout: CompiledLayout) -> bool:
+    """Whether every layer has base addresses of its own."""
+    return all("layer" in tensor.buffers for tensor in layout.tensors)
+
+
 def _shape(chunk: Chunk) -> tuple[int, int, int]:
     return chunk.block, chunk.blocks, chunk.layers
 
@@ -43,7 +50,7 @@ class TargetPlans:
         self._dst = dst
         self._blocks = blocks
         self._selection = selection
-        self._alike = all("layer" in t.buffers for t in dst.tensors)
+        self._alike = _by_layer(dst)
         self._known: dict[tuple[int, int, int], TargetChunk] = {}
 
     @property
@@ -85,9 +92,7 @@ class SourcePlans:
         self._src_blocks = src_blocks
         self._placement = placement
         self._dst_blocks = dst_blocks
-        self._alike = all("layer" in t.buffers for t in (*src.tensors, *dst.tensors))
-        # By `RetileStep.tensor`: elements, and scales where there are some.
-        self._tensors = list(zip(src.tensors, placements(src, placement), strict=False))
+        self._alike = _by_layer(src) and _by_layer(dst)
         self._known: dict[tuple[int, int, int], tuple[int, Steps[Step]]] = {}
 
     def plan(self, target: TargetChunk) -> Steps[Step]:
@@ -105,9 +110,11 @@ class SourcePlans:
 
     def _moved(self, step: Step, up: int, selection: Selection) -> Step:
         layer = step.layer + up
+        # By `RetileStep.tensor`: elements, and scales where there are some.
+        tensors = list(zip(self._src.tensors, placements(self._src, self._placement), strict=False))
 
         def lifted(number: int, offset: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            tensor, placement = self._tensors[number]
+            tensor, placement = tensors[number]
             here, there = (tensor.buffer(selection.source_layer(n), step.kv) for n in (step.layer, layer))
             lift = (placement.offset[there] - placement.offset[here]).tolist()
             return tuple(placement.region[there].tolist()), tuple(

@@ -131,10 +131,6 @@ def _call(step: Step | RowsStep, regions: Sequence[U8], arena: U8) -> _Call | Ro
     return _Call.of(step, regions, arena)
 
 
-def _is_quick(step: Step) -> bool:
-    return _core_for(step.program) == "c"
-
-
 def _spread(call: _Call | RowsCall, threads: int) -> None:
     if threads <= 1:
         call.execute(0, call.pieces_count)
@@ -164,6 +160,32 @@ class Retiler:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def at_once(self, steps: Sequence[Step | RowsStep], src_regions: Sequence[U8], arena: U8) -> bool:
+        """`run_steps` in this very call where that takes less time than handing it to a thread; else False.
+
+        After False nothing was written.
+        """
+        if len(arena) > INLINE_BYTES or native.core_name() != "c":
+            return False
+        todo: list[Step] = []
+        for each in steps:
+            if isinstance(each, RowsStep) or not _in_c(each.program):
+                return False
+            todo.append(each)
+        core, columns = native.core(), _Columns()
+        _bytes(arena, "arena", writable=True)
+        for i, region in enumerate(src_regions):
+            _bytes(region, f"regions[{i}]", writable=False)
+        for step in todo:
+            # What lies behind an offset of what was looked at needs no second look; the core checks each piece.
+            src, dst = places(step, src_regions, arena, behind)
+            _, _, facts, loops = _tables(step.program)
+            rows = len(step.pieces)
+            bad = core.retile(facts, loops, columns.of(step.pieces), src, dst, 0, rows, 0)
+            if bad is not None:
+                raise _misfit(step.program, bad)
+        return True
+
     async def run_steps(self, steps: Sequence[Step | RowsStep], src_regions: Sequence[U8], arena: U8) -> None:
         """Carry out `steps` from the source's regions into `arena`, which begins at the chunk's first byte.
 
@@ -175,13 +197,8 @@ class Retiler:
         InvalidArgument
             a step names a region or an offset that is not there, or its pieces do not fit
         """
-        if len(arena) <= INLINE_BYTES:
-            quick = [step for step in steps if not isinstance(step, RowsStep) and _is_quick(step)]
-            if len(quick) == len(steps):
-                for step in quick:
-                    call = _Call.of(step, src_regions, arena, check=False)  # carrying it out checks it, too
-                    call.execute(0, call.pieces_count)
-                return
+        if self.at_once(steps, src_regions, arena):
+            return
         work = _Work(_call(step, src_regions, arena) for step in steps)
         futures = [self._pool.submit(work.drain) for _ in range(self.threads)]
         waits = [asyncio.wrap_future(future) for future in futures]
@@ -261,12 +278,7 @@ class _Call:
             return
         _, each, self._facts, self._loops = _tables(program)
         self.slice = max(1, SLICE_BYTES[self.core] // each)
-        self._columns = [np.ascontiguousarray(getattr(pieces, name), np.int64) for name in _COLUMNS]
-        for name, column in zip(_COLUMNS, self._columns, strict=True):
-            if len(column) != self.pieces_count:
-                raise InvalidArgument(
-                    "one row a piece", field=f"pieces.{name}", got=len(column), expected=len(pieces)
-                )
+        self._columns = _columns(pieces)
         self._flags = _STREAM if each * self.pieces_count >= STREAM_BYTES else 0
         if check:
             self._native(0, self.pieces_count, _CHECK)
@@ -291,19 +303,48 @@ class _Call:
         bad = native.core().retile(
             self._facts, self._loops, self._columns, self.src, self.dst, begin, end, flags
         )
-        if bad is None:
-            return
-        row, column, got, limit = bad
-        if row < 0:
+        if bad is not None:
+            raise _misfit(self.program, bad)
+
+
+def _misfit(program: Program, bad: tuple[int, int, int, int]) -> InvalidArgument:
+    """What the C core found wrong."""
+    row, column, got, limit = bad
+    if row < 0:
+        return InvalidArgument("the loops do not fit the codecs", field="program.loops", got=program.loops)
+    return InvalidArgument(
+        "the piece does not fit",
+        field=f"pieces[{row}].{_COLUMNS[column]}",
+        got=got,
+        expected=f"0..{limit}",
+    )
+
+
+def _columns(pieces: Pieces) -> list[NDArray[np.int64]]:
+    """As the C core takes them; raises `InvalidArgument` where they differ in length."""
+    found = [np.ascontiguousarray(getattr(pieces, name), np.int64) for name in _COLUMNS]
+    for name, column in zip(_COLUMNS, found, strict=True):
+        if len(column) != len(pieces):
             raise InvalidArgument(
-                "the loops do not fit the codecs", field="program.loops", got=self.program.loops
+                "one row a piece", field=f"pieces.{name}", got=len(column), expected=len(pieces)
             )
-        raise InvalidArgument(
-            "the piece does not fit",
-            field=f"pieces[{row}].{_COLUMNS[column]}",
-            got=got,
-            expected=f"0..{limit}",
-        )
+    return found
+
+
+class _Columns:
+    """Those of the pieces that several steps share, made once."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Pieces, list[NDArray[np.int64]]]] = []
+
+    def of(self, pieces: Pieces) -> list[NDArray[np.int64]]:
+        """The columns of these pieces."""
+        for known, columns in self._known:
+            if known is pieces:
+                return columns
+        columns = _columns(pieces)
+        self._known.append((pieces, columns))
+        return columns
 
 
 _known: dict[int, tuple[Program, int, NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -327,8 +368,11 @@ def _tables(program: Program) -> tuple[Program, int, NDArray[np.int64], NDArray[
 
 def _core_for(program: Program) -> native.Core:
     """The core in use, or numpy where the C core does not know a codec."""
-    known = all(c.name in CODEC_NUMBERS for c in (program.src_codec, program.dst_codec))
-    return native.core_name() if known else "numpy"
+    return native.core_name() if _in_c(program) else "numpy"
+
+
+def _in_c(program: Program) -> bool:
+    return program.src_codec.name in CODEC_NUMBERS and program.dst_codec.name in CODEC_NUMBERS
 
 
 def _bytes(array: U8, field: str, *, writable: bool) -> U8:

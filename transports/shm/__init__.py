@@ -124,6 +124,10 @@ class ShmTransport(Transport):
         """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
         return self._grants.grant(offset, nbytes)
 
+    def shut(self, grant: Grant) -> bool:
+        """See `Transport.shut`."""
+        return self._grants.shut(grant)
+
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: False if a reader was still inside after `grace` seconds; ask again later."""
         return await self._grants.revoke(grant, None, self.config.grace)

@@ -123,6 +123,10 @@ class TcpTransport(Transport):
         """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
         return self._grants.grant(offset, nbytes)
 
+    def shut(self, grant: Grant) -> bool:
+        """See `Transport.shut`."""
+        return self._grants.shut(grant)
+
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: connections that send from the range are cut, and their senders gone."""
         evict = self._server.evict if self._server is not None else None

@@ -64,7 +64,10 @@ class HoldingNpu(EmulatedNpu):
 
 
 class Wires:
-    """A transport within this process, and its own link.  `hold` stands in every read's way where it is set."""
+    """A transport within this process, and its own link.  `hold` stands in every read's way where it is set.
+
+    at_once    it does without waiting what needs no wait
+    """
 
     name = "tcp"
     endpoint = ENDPOINT
@@ -77,6 +80,7 @@ class Wires:
         self.region: Region | None = None
         self.hold: Callable[[], Any] | None = None
         self.reading = 0
+        self.at_once = False
         self.after_revoke: Callable[[Grant], bool] = lambda grant: True
         self.corrupt: Callable[[], None] = lambda: None
 
@@ -88,7 +92,13 @@ class Wires:
         self.grants[made.key] = made
         return made
 
+    def shut(self, grant: Grant) -> bool:
+        return self.at_once and self._shut(grant)
+
     async def revoke(self, grant: Grant) -> bool:
+        return self._shut(grant)
+
+    def _shut(self, grant: Grant) -> bool:
         self.grants.pop(grant.key, None)
         return self.after_revoke(grant)
 
