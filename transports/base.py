@@ -80,6 +80,15 @@ class Link(ABC):
             a segment lies outside its local region; nothing was moved.
         """
 
+    def read_now(self, key: bytes, segments: Segments, regions: Sequence[Region]) -> bool:
+        """`read` of a few bytes in this very call, where that neither waits nor holds up a loop for long.
+
+        After False `read` has to be called, which also says what is wrong, if something is; bytes may have landed.
+        Raises `InvalidArgument` as `read` does.
+        """
+        del key, segments, regions
+        return False
+
     @property
     @abstractmethod
     def broken(self) -> bool:

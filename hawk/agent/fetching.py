@@ -90,7 +90,7 @@ def _look(job: FetchJob) -> Look:
 
 
 class _Told:
-    """What a client hears of one fetch: bytes that arrived at the end of the turn of the loop in which they did, its
+    """What a client hears of one fetch: bytes as soon as they arrive, and once a turn of the loop at most, its
     state when it has lasted for `STATE_AFTER`, and its end, which says more than either.
     """
 
@@ -107,8 +107,9 @@ class _Told:
         self._latest = state, done, total
         if done != self._nbytes and not self._soon:
             self._stop()
+            self._tell()
             self._soon = True
-            self._timer = asyncio.get_running_loop().call_soon(self._tell)
+            self._timer = asyncio.get_running_loop().call_soon(self._turned)
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(STATE_AFTER, self._tell)
 
@@ -121,6 +122,12 @@ class _Told:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _turned(self) -> None:
+        """The turn of the loop in which bytes arrived is over, in which more may have."""
+        if self._latest is not None and self._latest[1] != self._nbytes:
+            self._tell()
+        self._timer, self._soon = None, False
 
     def _tell(self) -> None:
         self._timer, self._soon = None, False

@@ -267,6 +267,8 @@ class PartJob:
             prepared = await dialogue.prepared(number)
             self.waits = ""
             receiver.start(prepared, link, dialogue.consumed)
+            # Whoever waits for a first byte goes before what is left to do, and all others get their turns.
+            await asyncio.sleep(0)
         await receiver.all_done()
         await self._whole.all_here(self)
         self._move_to(State.RELEASING)

@@ -28,6 +28,11 @@ class Reads:
         self._nbytes = nbytes
         self._slots: dict[tuple[str, str], Slots] = {}
 
+    def passes(self, peer: str, transport: str, ask: Ask) -> bool:
+        """Whether a read that takes no wait may go now: nobody waits, and there is room for it."""
+        slots = self._slots.get((peer, transport))
+        return slots is None or slots.passes(ask)
+
     @contextlib.asynccontextmanager
     async def turn(self, peer: str, transport: str, ask: Ask) -> AsyncIterator[None]:
         """The turn of one read from `peer`, for as long as the block lasts."""

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument, OutOfMemory
+from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument
 from hawk.jobs.caches import read_part
 from hawk.jobs.chunks import bytes_of, cut, fewest_heads, least_of
 from hawk.jobs.scrub import wipe
+from hawk.jobs.staging import weighed
 from hawk.jobs.states import settle
 from hawk.jobs.verify import Arrivals
 from hawk.memory.base import MoveSupport
-from hawk.memory.scrub import of_allocation
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
-from hawk.plan.decide import decide
 from hawk.plan.part import selection as select
 from hawk.plan.repeat import TargetPlans
 from hawk.plan.segments import laid, moved, staged, touched
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from hawk.control.messages import Accepted, Prepared
     from hawk.jobs.fetch import FetchContext
     from hawk.jobs.request import FetchRequest, FetchResult
-    from hawk.memory.base import Allocation
+    from hawk.jobs.staging import Staging
     from hawk.memory.region import ByteRanges, Segments
     from hawk.plan.part import Part
     from hawk.plan.types import TargetChunk
@@ -86,9 +85,7 @@ class Receiver:
         self._plans: TargetPlans | None = None
         self._guess: Selection | None = None
         self._planned: tuple[TargetChunk, Segments | None, ByteRanges] | None = None
-        self._staging: Allocation | None = None
-        self._slots: asyncio.Queue[int] = asyncio.Queue()
-        self._slot_bytes = 0
+        self._staging: Staging | None = None
         self._error: HawkError | None = None
         self._stopped = False
         self._arrivals = Arrivals(context.verifier)
@@ -134,36 +131,8 @@ class Receiver:
             planned = self._plans.plan(chunk)
         else:
             planned = await context.planner.call(self._plans.plan, chunk)
-        decision = decide(
-            planned,
-            request.cache.placement,
-            move_support="none" if memory is None else memory.move_support.value,
-            move_cost=0.0 if memory is None else memory.move_cost,
-            move_row_cost=0.0 if memory is None else memory.move_row_cost,
-            request_cost=capabilities.request_cost,
-            bandwidth=capabilities.bandwidth,
-            max_sge=capabilities.max_sge,
-            override=context.mode,  # type: ignore[arg-type]
-        )
-        self._result.mode = decision.mode
-        log.debug("write mode", job=request.job, mode=decision.mode, reason=decision.reason)
-        if decision.mode == "direct" or memory is None:
-            return
-        # Blocks spread unevenly over the channels where pages per block do not divide; a quarter covers that,
-        # and a chunk that needs more than its slot is written directly.
-        wanted = int(planned.channel_bytes.max()) * 5 // 4
-        most = context.staging // (DEPTH * layout.channels)
-        self._slot_bytes = min(wanted, most) // memory.alignment * memory.alignment + memory.alignment
-        try:
-            self._staging = memory.allocate(self._slot_bytes * DEPTH, owner=f"{request.job}/staging")
-        except OutOfMemory as fault:
-            if context.mode == "staged":
-                raise
-            log.info("no room for staging; writing directly", job=request.job, reason=str(fault))
-            self._result.mode = "direct"
-            return
-        for slot in range(DEPTH):
-            self._slots.put_nowait(slot)
+        self._staging = weighed(context, request, planned, capabilities, DEPTH)
+        self._result.mode = "direct" if self._staging is None else "staged"
 
     def _plan_ahead(self, chunk: Chunk) -> None:
         """Plans a chunk before it is there, where the plan is made in no time."""
@@ -238,10 +207,56 @@ class Receiver:
             raise self._error
 
     def start(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
-        """Begins to plan, read and finish a chunk."""
-        task = asyncio.get_running_loop().create_task(self._chunk(prepared, link, consumed))
+        """Begins to plan, read and finish a chunk, or does it where that needs no wait; raises `BadFrame`."""
+        chunk = self.cover(prepared)
+        if self._at_once(prepared, chunk, link, consumed):
+            return
+        task = asyncio.get_running_loop().create_task(self._chunk(prepared, chunk, link, consumed))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def _at_once(
+        self, prepared: Prepared, chunk: Chunk, link: Link, consumed: Callable[[int, bool], None]
+    ) -> bool:
+        """A small chunk, planned and read in this very call; False where it takes a task, and nothing is done yet."""
+        assert self._plans is not None
+        if self._tasks or self._staging is not None or not self._plans.quick(chunk):
+            return False
+        request, result = self._request, self._result
+        began = time.perf_counter()
+        planned, segments, ranges = self._plan(prepared, chunk)
+        assert segments is not None
+        ask = request.ask(prepared.nbytes, self.total - result.nbytes)
+        if not self._context.reads.passes(request.source, result.transport, ask):
+            return False
+        reads = time.perf_counter()
+        self._touched.append(ranges)
+        if not link.read_now(prepared.key, segments, request.cache.regions):
+            self._touched.pop()
+            return False
+        self._add("plan", reads - began)
+        self._was_read(time.perf_counter() - reads)
+        self._landed(prepared, planned)
+        consumed(prepared.chunk, self._is_last(0))
+        return True
+
+    def _add(self, phase: str, seconds: float) -> None:
+        phases = self._result.phases
+        phases[phase] = phases.get(phase, 0.0) + seconds
+
+    def _was_read(self, seconds: float) -> None:
+        self._add("read", seconds)
+        self._context.metrics.phase("read", seconds)
+
+    def _landed(self, prepared: Prepared, planned: TargetChunk) -> None:
+        """A chunk is in its place."""
+        result = self._result
+        self._arrivals.came(prepared, planned)
+        result.nbytes += planned.nbytes
+        self._add("retile", prepared.retile)
+        for channel, nbytes in enumerate(planned.channel_bytes.tolist()):
+            result.channels[channel] += nbytes
+        self._arrived()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -266,15 +281,12 @@ class Receiver:
                 again = error
         # Nobody asks any more which chunk failed, and the error has this in its frames.
         self._error, self._stopped = None, True
-        staging, self._staging, memory = self._staging, None, self._request.cache.memory
-        if staging is not None and memory is not None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
             try:
-                if self._context.scrub:
-                    await wipe(memory.regions, of_allocation(staging), memory)
+                await staging.free(scrub=self._context.scrub)
             except asyncio.CancelledError as error:
                 again = error
-            finally:
-                memory.free(staging)
         if again is not None:
             raise again
 
@@ -318,39 +330,36 @@ class Receiver:
         assert self._plans is not None
         cache = self._request.cache
         planned = self._plans.plan(chunk)
-        if self._staging is not None and int(planned.channel_bytes.max()) <= self._slot_bytes:
+        if self._staging is not None and self._staging.fits(planned):
             return planned, None, touched(planned, cache.placement)
         return planned, *laid(planned, cache.placement, [r.extents for r in cache.regions])
 
-    async def _chunk(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
-        result = self._result
+    async def _chunk(
+        self, prepared: Prepared, chunk: Chunk, link: Link, consumed: Callable[[int, bool], None]
+    ) -> None:
         began = time.perf_counter()
         assert self._plans is not None
-        chunk = self.cover(prepared)
         if self._plans.quick(chunk):
             planned, segments, ranges = self._plan(prepared, chunk)
         else:
             planned, segments, ranges = await self._context.planner.call(self._plan, prepared, chunk)
-        result.phases["plan"] = result.phases.get("plan", 0.0) + time.perf_counter() - began
+        self._add("plan", time.perf_counter() - began)
         self._touched.append(ranges)
         if segments is None:
             await self._staged(prepared, planned, link, consumed)
         else:
             await self._read(prepared, segments, link)
-        self._arrivals.came(prepared, planned)
-        result.nbytes += planned.nbytes
-        result.phases["retile"] = result.phases.get("retile", 0.0) + prepared.retile
-        for channel, nbytes in enumerate(planned.channel_bytes.tolist()):
-            result.channels[channel] += nbytes
-        self._arrived()
+        self._landed(prepared, planned)
         if segments is not None:
-            consumed(prepared.chunk, self._is_last)
+            consumed(prepared.chunk, self._is_last(1))
 
-    @property
-    def _is_last(self) -> bool:
+    def _is_last(self, tasks: int) -> bool:
         """Whether nothing but a flush is left to do before everything is given back, which says the same."""
         return (
-            self._alone and not self._arrivals.wanted and len(self._tasks) == 1 and bool(self._covered.all())
+            self._alone
+            and not self._arrivals.wanted
+            and len(self._tasks) == tasks
+            and bool(self._covered.all())
         )
 
     async def _read(self, prepared: Prepared, segments: Segments, link: Link) -> None:
@@ -359,22 +368,18 @@ class Receiver:
         async with self._context.reads.turn(request.source, self._result.transport, ask):
             began = time.perf_counter()
             await link.read(prepared.key, segments, request.cache.regions, timeout=request.timeout)
-        took = time.perf_counter() - began
-        self._result.phases["read"] = self._result.phases.get("read", 0.0) + took
-        self._context.metrics.phase("read", took)
+        self._was_read(time.perf_counter() - began)
 
     async def _staged(
         self, prepared: Prepared, planned: TargetChunk, link: Link, consumed: Callable[[int, bool], None]
     ) -> None:
         """Each channel's bytes into a staging slot as one segment, then to their places by moves in the channel."""
-        memory, cache, staging = self._request.cache.memory, self._request.cache, self._staging
+        memory, cache = self._request.cache.memory, self._request.cache
         assert memory is not None
-        assert staging is not None
-        slot = await self._slots.get()
-        try:
-            channels = cache.layout.channels
+        assert self._staging is not None
+        async with self._staging.slot() as begin:
             region = cache.placement.region[0]
-            offset = np.full(channels, staging.offset + slot * self._slot_bytes, dtype=np.int64)
+            offset = np.full(cache.layout.channels, begin, dtype=np.int64)
             segments, moves = await self._context.planner.call(
                 staged, planned, cache.placement, prepared.offset, region, offset
             )
@@ -383,7 +388,5 @@ class Receiver:
             began = time.perf_counter()
             await memory.move(moves)
             took = time.perf_counter() - began
-            self._result.phases["finish"] = self._result.phases.get("finish", 0.0) + took
+            self._add("finish", took)
             self._context.metrics.phase("finish", took)
-        finally:
-            self._slots.put_nowait(slot)

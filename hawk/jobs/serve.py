@@ -244,7 +244,9 @@ class ServeJob(Stoppable):
         source = offer.cache.layout
         most, room = min(fetch.chunk, context.chunk), context.room.arena.region.nbytes
         selection, chunks, self._left, lossy = agreed(offer, fetch, source, target, most, room)
-        check_blocks(target, blocks, selection, "fetch.blocks")  # those of the offer were looked at when it came
+        check_blocks(
+            target, blocks, selection, "fetch.blocks"
+        )  # those of the offer were looked at when it came
         self.place.arrived()
         self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))

@@ -67,6 +67,10 @@ class Turns(Generic[T]):
             self.check()
             raise
 
+    def passed(self, ask: Ask) -> None:
+        """The ask had what it wants while nobody waited, and has given it back."""
+        self._scheduler.served(ask)
+
     def check(self) -> None:
         """Lets go whoever can go now."""
         now = asyncio.get_running_loop().time() if self._waiting else 0.0
@@ -108,6 +112,14 @@ class Slots:
         finally:
             self._give(ask, taken)
             self._turns.check()
+
+    def passes(self, ask: Ask) -> bool:
+        """Whether a piece that is done before anybody else could begin may go now, and counts as having gone."""
+        if len(self._turns) or isinstance(taken := self._take(ask), Short):
+            return False
+        self._give(ask, taken)
+        self._turns.passed(ask)
+        return True
 
     def _take(self, ask: Ask) -> int | Short:
         full = self._nbytes is not None and self.used + ask.nbytes > self._nbytes

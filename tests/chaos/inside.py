@@ -169,11 +169,9 @@ def break_abort() -> None:
     """Blocks go back at once when a fetch ends early, and not when its reads have ended."""
 
     async def stop(this: Receiver) -> None:
-        memory = this._request.cache.memory
-        staging, this._staging = this._staging, []
-        for slot in staging:
-            assert memory is not None
-            memory.free(slot)
+        if this._staging is not None:
+            await this._staging.free(scrub=False)
+            this._staging = None
 
     def pause(this: Faults) -> float:
         this._sky.slowed += 1

@@ -180,27 +180,28 @@ class ShmLink(Link):
         self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
     ) -> None:
         """See `Link.read`."""
+        if self.read_now(key, segments, regions):
+            return
         segments.check(regions)
         bases = _pieces.bases(regions)
         if len(segments) == 0:
             return
         if len(key) != KEY_BYTES:
             raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
-        total = segments.total
-        if (
-            self._pass is not None
-            and total <= MOST_BYTES
-            and len(segments) <= MOST_ROWS
-            and not self._watched()
-        ):
-            mapping = self._shared.mapping
-            # Where it is not to be had in that way the server says why not.
-            if not self.broken and mapping is not None and self._pass.read(key, segments, bases, mapping):
-                return
-        share = -(-total // self._config.threads)
+        share = -(-segments.total // self._config.threads)
         limit = min(max(share, self._config.chunk), self._config.piece)
         pieces = _pieces.cut(segments, limit, _MAX_ROWS)
         await self._lanes.carry(Work(key, pieces, bases, regions), timeout)
+
+    def read_now(self, key: bytes, segments: Segments, regions: Sequence[Region]) -> bool:
+        """See `Link.read_now`.  Where it is not to be had in this way the server says why not, when `read` asks."""
+        mapping = self._shared.mapping
+        if self._pass is None or mapping is None or len(key) != KEY_BYTES or self._watched() or self.broken:
+            return False
+        if not 0 < len(segments) <= MOST_ROWS or segments.total > MOST_BYTES:
+            return False
+        segments.check(regions)
+        return self._pass.read(key, segments, _pieces.bases(regions), mapping)
 
     @property
     def broken(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Device:
     """The target's bytes: painted before a fetch, looked at after it."""
 
     def __init__(self, made: Rig) -> None:
-        self._npu = made.npu
+        self._made, self._npu = made, made.npu
         self._offsets = tuple(int(row[0]) for row in made.target.placement.offset)
 
     def _masks(self, pair: tuple[int, ...]) -> Masks:
@@ -58,3 +59,10 @@ class Device:
             np.array_equal(self._npu.visible[channel][places], wanted)
             for channel, (places, wanted) in enumerate(self._masks(pair))
         )
+
+    def bring(self, segments: Any, regions: Any) -> None:
+        """Copies what a read brings from the prefill side's arena."""
+        arena = self._made.arena.region.array
+        columns = (segments.region, segments.local, segments.remote, segments.nbytes)
+        for region, local, remote, nbytes in zip(*(column.tolist() for column in columns), strict=True):
+            regions[region].array[local : local + nbytes] = arena[remote : remote + nbytes]

@@ -71,9 +71,12 @@ class JobLife(RuleBasedStateMachine):
         arena=st.sampled_from([1 << 18, 1 << 17]),
         credit=st.sampled_from([1 << 17, 1 << 16]),
         together=st.booleans(),
+        at_once=st.booleans(),
     )
-    def begin(self, fenced: bool, arena: int, credit: int, together: bool) -> None:
-        self.world = World(fenced=fenced, arena=arena, credit=credit, lease=LEASE, together=together)
+    def begin(self, fenced: bool, arena: int, credit: int, together: bool, at_once: bool) -> None:
+        self.world = World(
+            fenced=fenced, arena=arena, credit=credit, lease=LEASE, together=together, at_once=at_once
+        )
         self.world.check()
         self.broken = False
 
@@ -193,6 +196,7 @@ def walk(seed: int) -> None:
             arena=pick([1 << 17, 1 << 18]),
             credit=pick([1 << 16, 1 << 17]),
             together=bool(seed % 2),
+            at_once=bool(seed // 2 % 2),
         )
         for _ in range(dice.randint(5, 40)):
             world = life.world

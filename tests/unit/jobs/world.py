@@ -35,13 +35,21 @@ class World:
     """A rig whose frames wait until they are delivered, and whose reads wait until they are let go.
 
     stubborn    whether reads that begin now heed no cancellation, as a thread in the middle of a copy
+    at_once     whether reads, and the ends of grants, take no wait where they need none
     entered     reads that have begun
     """
 
     entered = 0
 
     def __init__(
-        self, *, fenced: bool, arena: int, credit: int, lease: float, together: bool = False
+        self,
+        *,
+        fenced: bool,
+        arena: int,
+        credit: int,
+        lease: float,
+        together: bool = False,
+        at_once: bool = False,
     ) -> None:
         self.loop = ClockLoop()
         asyncio.set_event_loop(self.loop)
@@ -68,6 +76,8 @@ class World:
         made.to_d._put = self._said  # type: ignore[method-assign]
         without_threads(made)
         made.transport.read = self._read  # type: ignore[method-assign]
+        made.transport.read_now = self._read_now  # type: ignore[method-assign]
+        made.transport.at_once = at_once
         if not fenced:
             made.transport.after_revoke = lambda grant: all(r.start != grant.offset for r in self.reads)
         self._watch_arena()
@@ -178,8 +188,7 @@ class World:
 
     def part(self) -> None:
         """Neither side ever hears of the other again."""
-        self.parted = True
-        self.frames = {"p": [], "d": []}
+        self.parted, self.frames = True, {"p": [], "d": []}
 
     # -- reads -------------------------------------------------------------------------------------------
 
@@ -204,7 +213,7 @@ class World:
             if how.result() != "well":
                 raise TransferFailed("cut off")
             self.books.land(reader)
-            self._copy(segments, regions)
+            self.device.bring(segments, regions)
             if cancelled:
                 raise asyncio.CancelledError
         finally:
@@ -212,11 +221,15 @@ class World:
             del self.reads[reader]
             self.books.leave(reader)
 
-    def _copy(self, segments: Any, regions: Any) -> None:
-        arena = self.rig.arena.region.array
-        columns = (segments.region, segments.local, segments.remote, segments.nbytes)
-        for region, local, remote, nbytes in zip(*(column.tolist() for column in columns), strict=True):
-            regions[region].array[local : local + nbytes] = arena[remote : remote + nbytes]
+    def _read_now(self, key: bytes, segments: Any, regions: Any) -> bool:
+        if not (transport := self.rig.transport).at_once or key not in transport.grants:
+            return False
+        reader = self.books.enter(key, self.loop.now)
+        self.entered += 1
+        self.books.land(reader)
+        self.device.bring(segments, regions)
+        self.books.leave(reader)
+        return True
 
     def end_read(self, number: int, how: str) -> None:
         """One of the reads under way ends `well` or `badly`."""
