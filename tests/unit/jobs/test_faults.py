@@ -117,7 +117,7 @@ class Distant(World):
         self.loop.call_later(LATENCY / 2, self.rig.to_d.deliver, frame)
 
     async def _read(self, key: bytes, segments: Any, regions: Any, *, timeout: float) -> None:
-        self._copy(segments, regions)
+        self.device.bring(segments, regions)
 
 
 def test_f9_chunks_are_pipelined(monkeypatch: pytest.MonkeyPatch) -> None:
