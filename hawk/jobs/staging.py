@@ -27,22 +27,34 @@ log = get_log("hawk.jobs.staging")
 class Staging:
     """Slots for chunks, each as large in every channel; made by `take`, given back by `free`."""
 
-    def __init__(self, memory: Memory, taken: Allocation, slot: int, slots: int) -> None:
+    def __init__(self, memory: Memory, nbytes: int) -> None:
         self._memory = memory
-        self._taken: Allocation | None = taken
-        self._bytes = slot
+        self._bytes = nbytes
+        self._taken: list[Allocation] = []
         self._free: asyncio.Queue[int] = asyncio.Queue()
-        for number in range(slots):
-            self._free.put_nowait(taken.offset + number * slot)
+
+    def __len__(self) -> int:
+        return len(self._taken)
 
     @classmethod
     def take(cls, memory: Memory, like: TargetChunk, most: int, slots: int, owner: str) -> Staging:
-        """So many slots for chunks like that one, in at most so many bytes of each channel; raises `OutOfMemory`."""
+        """So many slots for chunks like that one, in at most so many bytes of each channel, or as many as there are.
+
+        Raises `OutOfMemory` where there is room for none.
+        """
         # Blocks spread unevenly over the channels where pages per block do not divide; a quarter covers that,
         # and a chunk that needs more than its slot is written directly.
         wanted = int(like.channel_bytes.max()) * 5 // 4
-        slot = min(wanted, most // slots) // memory.alignment * memory.alignment + memory.alignment
-        return cls(memory, memory.allocate(slot * slots, owner=owner), slot, slots)
+        made = cls(memory, min(wanted, most // slots) // memory.alignment * memory.alignment + memory.alignment)
+        try:
+            while len(made) < slots:
+                taken = memory.allocate(made._bytes, owner=owner, brief=True)
+                made._taken.append(taken)
+                made._free.put_nowait(taken.offset)
+        except OutOfMemory:
+            if not made:
+                raise
+        return made
 
     def fits(self, planned: TargetChunk) -> bool:
         """Whether a chunk has room in a slot."""
@@ -59,14 +71,18 @@ class Staging:
 
     async def free(self, *, scrub: bool) -> None:
         """Gives all back, zeroed with `scrub`, however this ends.  Safe to call twice."""
-        taken, self._taken = self._taken, None
-        if taken is None:
-            return
-        try:
-            if scrub:
-                await wipe(self._memory.regions, of_allocation(taken), self._memory)
-        finally:
-            self._memory.free(taken)
+        again: asyncio.CancelledError | None = None
+        taken, self._taken = self._taken, []
+        for slot in taken:
+            try:
+                if scrub:
+                    await wipe(self._memory.regions, of_allocation(slot), self._memory)
+            except asyncio.CancelledError as error:
+                again = error
+            finally:
+                self._memory.free(slot)
+        if again is not None:
+            raise again
 
 
 def weighed(
@@ -93,9 +109,12 @@ def weighed(
         return None
     try:
         most = context.staging // cache.layout.channels
-        return Staging.take(memory, like, most, slots, f"{request.job}/staging")
+        made = Staging.take(memory, like, most, slots, f"{request.job}/staging")
     except OutOfMemory as fault:
         if context.mode == "staged":
             raise
         log.info("no room for staging; writing directly", job=request.job, reason=str(fault))
         return None
+    if len(made) < slots:  # the chunks take turns, then
+        log.debug("less room for staging than wanted", job=request.job, slots=len(made))
+    return made
