@@ -45,7 +45,9 @@ class Staging:
         # Blocks spread unevenly over the channels where pages per block do not divide; a quarter covers that,
         # and a chunk that needs more than its slot is written directly.
         wanted = int(like.channel_bytes.max()) * 5 // 4
-        made = cls(memory, min(wanted, most // slots) // memory.alignment * memory.alignment + memory.alignment)
+        made = cls(
+            memory, min(wanted, most // slots) // memory.alignment * memory.alignment + memory.alignment
+        )
         try:
             while len(made) < slots:
                 taken = memory.allocate(made._bytes, owner=owner, brief=True)
@@ -54,6 +56,10 @@ class Staging:
         except OutOfMemory:
             if not made:
                 raise
+        except BaseException:
+            for taken in made._taken:
+                memory.free(taken)
+            raise
         return made
 
     def fits(self, planned: TargetChunk) -> bool:
