@@ -30,20 +30,26 @@ if TYPE_CHECKING:
 def read_part(descr: PartDescr, field: str = "part") -> Part:
     """The part that a message speaks of; raises `InvalidArgument` for one that cannot be."""
     try:
-        return Part(
-            range(descr.head, descr.head + descr.heads),
-            descr.of_heads,
-            range(descr.layer, descr.layer + descr.layers),
-            descr.of_layers,
-            descr.copy,
-            descr.copies,
-        )
+        return _read_part(descr)
     except InvalidArgument as fault:
         raise InvalidArgument(
             "no part of a model", field=field, got=fault.got, expected=fault.expected
         ) from fault
 
 
+@lru_cache(maxsize=256)
+def _read_part(descr: PartDescr) -> Part:
+    return Part(
+        range(descr.head, descr.head + descr.heads),
+        descr.of_heads,
+        range(descr.layer, descr.layer + descr.layers),
+        descr.of_layers,
+        descr.copy,
+        descr.copies,
+    )
+
+
+@lru_cache(maxsize=256)
 def write_part(part: Part) -> PartDescr:
     """The part for a message."""
     heads, layers = part.heads, part.layers

@@ -234,9 +234,10 @@ class Receiver:
         if not link.read_now(prepared.key, segments, request.cache.regions):
             self._touched.pop()
             return False
-        self._add("plan", reads - began)
-        self._was_read(time.perf_counter() - reads)
+        took = time.perf_counter() - reads
         self._landed(prepared, planned)
+        self._add("plan", reads - began)
+        self._was_read(took)
         consumed(prepared.chunk, self._is_last(0))
         return True
 
@@ -253,10 +254,10 @@ class Receiver:
         result = self._result
         self._arrivals.came(prepared, planned)
         result.nbytes += planned.nbytes
+        self._arrived()  # first of all: somebody may wait for a first byte
         self._add("retile", prepared.retile)
         for channel, nbytes in enumerate(planned.channel_bytes.tolist()):
             result.channels[channel] += nbytes
-        self._arrived()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -58,7 +58,12 @@ class _Logger(structlog.stdlib.BoundLogger):
             return super().info(event, *args, **fields)
         if self._logger.isEnabledFor(logging.INFO):
             what = str(event or "")
-            self._logger.info(_Text(what, fields), extra={_FIELDS: (what, fields)})
+            # As the logger itself would, but that it does not look for the caller, which would be this line.
+            record = logging.LogRecord(
+                self._logger.name, logging.INFO, __file__, 0, _Text(what, fields), None, None
+            )
+            setattr(record, _FIELDS, (what, fields))
+            self._logger.handle(record)
         return None
 
     def debug(self, event: str | None = None, *args: Any, **fields: Any) -> Any:

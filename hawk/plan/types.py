@@ -59,6 +59,9 @@ class Selection:
     source_head: int = 0
 
     def __post_init__(self) -> None:
+        plain = not (self.heads or self.head or self.source_head or self.source_layers)
+        if plain and self.layers > 0 and self.tokens > 0 and self.layer >= 0 and self.token >= 0:
+            return  # most are like this, and there is nothing else that could be wrong with them
         for name in ("layers", "tokens"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(

@@ -141,6 +141,23 @@ def _spread(call: _Call | RowsCall, threads: int) -> None:
             future.result()
 
 
+def _behind(step: Step, regions: Sequence[U8], arena: U8) -> tuple[list[U8], list[U8]] | None:
+    """`places` of a step that is as it should be, at a glance; None where that has to be looked at one by one."""
+    if (
+        min(step.src_offset + step.dst_offset + step.src_region, default=-1) < 0
+        or len(step.src_region) != len(step.src_offset)
+        or max(step.src_region) >= len(regions)
+        or max(step.dst_offset, default=0) > len(arena)
+    ):
+        return None
+    src = [regions[r] for r in step.src_region]
+    for c, offset in enumerate(step.src_offset):
+        if offset > len(src[c]):
+            return None
+        src[c] = src[c][offset:]
+    return src, [arena[offset:] for offset in step.dst_offset]
+
+
 class Retiler:
     """Threads that retile chunks off the event loop; close it (or leave the `with` block) when done."""
 
@@ -178,7 +195,7 @@ class Retiler:
             _bytes(region, f"regions[{i}]", writable=False)
         for step in todo:
             # What lies behind an offset of what was looked at needs no second look; the core checks each piece.
-            src, dst = places(step, src_regions, arena, behind)
+            src, dst = _behind(step, src_regions, arena) or places(step, src_regions, arena, behind)
             _, _, facts, loops = _tables(step.program)
             rows = len(step.pieces)
             bad = core.retile(facts, loops, columns.of(step.pieces), src, dst, 0, rows, 0)
