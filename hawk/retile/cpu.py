@@ -189,7 +189,10 @@ class Retiler:
             if isinstance(each, RowsStep) or not _in_c(each.program):
                 return False
             todo.append(each)
-        core, columns = native.core(), _Columns()
+        core = native.core()
+        columns: dict[
+            int, list[NDArray[np.int64]]
+        ] = {}  # of pieces that several steps share, which live as they do
         _bytes(arena, "arena", writable=True)
         for i, region in enumerate(src_regions):
             _bytes(region, f"regions[{i}]", writable=False)
@@ -197,8 +200,9 @@ class Retiler:
             # What lies behind an offset of what was looked at needs no second look; the core checks each piece.
             src, dst = _behind(step, src_regions, arena) or places(step, src_regions, arena, behind)
             _, _, facts, loops = _tables(step.program)
-            rows = len(step.pieces)
-            bad = core.retile(facts, loops, columns.of(step.pieces), src, dst, 0, rows, 0)
+            if id(step.pieces) not in columns:
+                columns[id(step.pieces)] = _columns(step.pieces)
+            bad = core.retile(facts, loops, columns[id(step.pieces)], src, dst, 0, len(step.pieces), 0)
             if bad is not None:
                 raise _misfit(step.program, bad)
         return True
@@ -346,22 +350,6 @@ def _columns(pieces: Pieces) -> list[NDArray[np.int64]]:
                 "one row a piece", field=f"pieces.{name}", got=len(column), expected=len(pieces)
             )
     return found
-
-
-class _Columns:
-    """Those of the pieces that several steps share, made once."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Pieces, list[NDArray[np.int64]]]] = []
-
-    def of(self, pieces: Pieces) -> list[NDArray[np.int64]]:
-        """The columns of these pieces."""
-        for known, columns in self._known:
-            if known is pieces:
-                return columns
-        columns = _columns(pieces)
-        self._known.append((pieces, columns))
-        return columns
 
 
 _known: dict[int, tuple[Program, int, NDArray[np.int64], NDArray[np.int64]]] = {}
