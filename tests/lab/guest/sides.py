@@ -54,7 +54,7 @@ class Side:
         else:
             tables |= {
                 "peers": {"p0": CONTROL},
-                "memory.npu0": npu(8, "32MiB"),
+                "memory.npu0": npu(8, "16MiB"),
             }
             self.agent = self.site.start("d0", tables, role="decode", control=f"tcp://{address(2)}:7400")
         return self.agent

@@ -148,6 +148,15 @@ def test_what_counts_as_a_complaint(fake: Any, line: str, complains: bool) -> No
     assert guest.complaints() == []  # said once
 
 
+def test_the_tree_is_compiled_before_guests_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "module.py").write_text("value = 1\n")
+    monkeypatch.setattr(labs, "ROOT", tmp_path)
+    monkeypatch.setattr(labs, "COMPILED", ("package", "absent"))
+    vmlab.Lab()._compile()
+    assert list((tmp_path / "package" / "__pycache__").glob("module.*.pyc"))
+
+
 # -- judging -----------------------------------------------------------------------------------------------
 
 GOOD = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
