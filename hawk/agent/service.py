@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -80,6 +81,7 @@ class Service:
         self._ending: set[asyncio.Task[None]] = set()
         self._passages: dict[bytes, Passage[LocalMessage]] = {}
         self._closing = False
+        self._context = contextvars.copy_context()
         self.server: Server[LocalMessage] = Server(
             agent.sockets.router(agent.config.agent.local, field="agent.local"),
             LOCAL_CODEC,
@@ -92,6 +94,7 @@ class Service:
 
     def start(self) -> None:
         """Begins to answer."""
+        self._context = contextvars.copy_context()
         self.server.start()
 
     @property
@@ -112,7 +115,11 @@ class Service:
     def passage(self, to_client: Callable[[LocalMessage], None]) -> Passage[LocalMessage]:
         """A way in for a client of this process and event loop; the session that it will name has come already."""
         made = Passage(
-            LOCAL_CODEC, self._take, to_client, lambda identity: self._passages.pop(identity, None)
+            LOCAL_CODEC,
+            self._take,
+            to_client,
+            lambda identity: self._passages.pop(identity, None),
+            self._context,
         )
         self._passages[made.identity] = made
         return made
@@ -171,6 +178,8 @@ class Service:
             self._end(session, stopping)
         while self._ending:
             await asyncio.gather(*self._ending, return_exceptions=True)
+        for passage in list(self._passages.values()):  # only now: who called meanwhile was told why in vain
+            passage.close()
         self.server.close()
 
     # -- calls -------------------------------------------------------------------------------------------

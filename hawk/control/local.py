@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import stat
+import weakref
 from pathlib import Path
 
 from hawk.errors import ConfigError, ControlError
@@ -88,6 +89,25 @@ class LocalListener:
         self.socket = sock
         self._lock = lock
         self._inode = inode
+        self._given = -1
+        _held_here.add(self)
+
+    def give(self) -> int:
+        """The descriptor of the socket, for who closes it from now on, and says so by `closing`."""
+        self._given = self.socket.detach()
+        return self._given
+
+    def closing(self) -> None:
+        """The descriptor that was given away is about to be closed, and may be another's soon."""
+        self._given = -1
+
+    def _drop_in_child(self) -> None:
+        """Closes the child's copies only: the socket listens, and the path is held, for as long as one is open."""
+        self.socket.close()
+        for descriptor in (self._given, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._given = self._lock = -1
 
     def hide(self) -> None:
         """Takes the socket's file from its path, so that nobody can connect; raises `OSError`."""
@@ -112,6 +132,20 @@ class LocalListener:
                 pass  # it is under the other name, or somebody removed it; the path is free either way
         _unlock(self.path, self._lock)
         self._lock = -1
+
+
+_held_here: weakref.WeakSet[LocalListener] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # A child that outlives an agent of its parent would keep the next one from the path.
+    for listener in list(_held_here):
+        with contextlib.suppress(OSError):
+            listener._drop_in_child()
+    _held_here.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def hidden(path: Path) -> Path:

@@ -8,6 +8,7 @@ as it would be from a socket.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import secrets
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -28,6 +29,7 @@ class Passage(Generic[T]):
     to_agent     `to_agent(identity, message)` takes what the client says, and may answer before it returns
     to_client    `to_client(message)` takes what the agent says
     on_closed    `on_closed(identity)`, once
+    context      the context variables that the agent's side runs with, whatever the client's are
     """
 
     version = PROTOCOL_VERSION
@@ -39,6 +41,7 @@ class Passage(Generic[T]):
         to_agent: Callable[[bytes, T], None],
         to_client: Callable[[T], None],
         on_closed: Callable[[bytes], object],
+        context: contextvars.Context,
     ) -> None:
         # Random like that of a socket, for the agent keeps both kinds in one table.
         self.identity = b"p" + secrets.token_bytes(16)
@@ -46,13 +49,15 @@ class Passage(Generic[T]):
         self._to_agent = to_agent
         self._to_client = to_client
         self._on_closed = on_closed
+        self._context = context
         self._closed = False
 
     def send(self, message: T) -> None:
         """From the client to the agent, now; the message is the agent's from here on.  Raises `PeerLost` if closed."""
         if self._closed:
             raise PeerLost("the way to the agent is closed")
-        self._to_agent(self.identity, message)
+        # A copy, since one context cannot be entered twice, and the agent may call back, and be called again.
+        self._context.copy().run(self._to_agent, self.identity, message)
 
     def answer(self, message: T) -> None:
         """From the agent to the client, now; once it is closed nobody hears it."""

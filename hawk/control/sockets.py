@@ -133,6 +133,8 @@ class Endpoint:
 
         An ipc address is free at once, a TCP port as soon as ZeroMQ's I/O thread got to it.
         """
+        if self._listener is not None:
+            self._listener.closing()
         if not self.raw.closed:
             self.raw.close(linger=0)
         if self._listener is not None:
@@ -192,7 +194,7 @@ class Sockets:
             if address.startswith("ipc://"):
                 # ZeroMQ would remove whatever file is there, a live agent's too, so the socket is made here.
                 listener = listen(socket_path(address, field=field), socket.SOCK_STREAM, field=field)
-                raw.setsockopt(zmq.USE_FD, listener.socket.detach())
+                raw.setsockopt(zmq.USE_FD, listener.give())
             raw.bind(address)
         except zmq.ZMQError as error:
             raw.close(linger=0)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hawk.plan.part import Part
 
 _REMEMBERED = 4096
-"""Endings kept so that a late consumer learns why, instead of "unknown"."""
+"""Endings kept at least, so that a late consumer learns why, instead of "unknown"."""
 
 _TOLD = 8
 """Holders and takers that an error names."""
@@ -160,6 +160,7 @@ class OfferBook:
         self._past: OrderedDict[str, PastOffer] = OrderedDict()
         self._latest: OrderedDict[str, Outcome] = OrderedDict()
         self._limit = limit
+        self._remembered = max(_REMEMBERED, limit)  # so that all that were open at once can be asked for
         self._count = 0
         self._turn = 0
         self._on_ended = on_ended
@@ -389,7 +390,7 @@ class OfferBook:
             self._past[entry.claim] = PastOffer(entry.outcome, tuple(entry.taken), entry.cache.session)
             self._latest[entry.request] = entry.outcome
             for known in (self._past, self._latest):
-                while len(known) > _REMEMBERED:
+                while len(known) > self._remembered:
                     known.popitem(last=False)
         entry.ended.set()
         self._on_ended(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -313,3 +314,85 @@ async def test_a_forked_child_does_not_keep_its_dead_parent_inside(way: str) -> 
                 assert await asked
             finally:
                 os.kill(forked, signal.SIGKILL)
+
+
+_SERVES_AND_FORKS = """
+import asyncio, json, os, signal
+from hawk.transports.shm import ShmTransport
+from hawk.transports.testing import SharedArena
+
+async def main():
+    transport, arena = ShmTransport(), SharedArena(1 << 20)
+    await transport.start()
+    transport.serve(arena.region)
+    print(json.dumps(transport.endpoint), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, input)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    print(child, flush=True)
+    signal.pause()
+
+asyncio.run(main())
+"""
+
+
+def answers(path: str) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as new:
+        new.setblocking(False)
+        return new.connect_ex(path) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+
+async def test_a_forked_child_does_not_keep_its_dead_parents_readers() -> None:
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    async with child(sys.executable, "-c", _SERVES_AND_FORKS, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        endpoint = json.loads(await process.stdout.readline())
+        reader = ShmTransport()
+        try:
+            link = await reader.connect(endpoint, timeout=20)
+            assert isinstance(link, ShmLink)
+            process.stdin.write(b"\n")
+            forked = int(await process.stdout.readline())
+            try:
+                process.kill()
+                ends = [link._lanes._lanes[0]._sock, link._pass and link._pass._sock]
+                for end in ends:
+                    assert isinstance(end, socket.socket)
+                    assert await asyncio.to_thread(end.recv, 1) == b""
+                while answers(endpoint["path"]):  # as long as the parent is about to end
+                    await asyncio.sleep(0.01)
+            finally:
+                os.kill(forked, signal.SIGKILL)
+        finally:
+            await reader.close()
+
+
+async def test_a_link_that_is_given_up_while_it_opens_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled when it has its pass and waits for one more word, which never comes."""
+    waits, socks = asyncio.Event(), []
+    loop, real = asyncio.get_running_loop(), _board.recv_fds
+
+    def held(sock: socket.socket, *args: int) -> tuple[bytes, list[int]]:
+        got = real(sock, *args)
+        socks.append(sock)
+        loop.call_soon_threadsafe(waits.set)
+        sock.settimeout(None)
+        assert sock.recv(1) == b""
+        return got
+
+    async with both() as (transport, _, _):
+        monkeypatch.setattr(_board, "recv_fds", held)
+        reader = ShmTransport()
+        opening = asyncio.create_task(reader.connect(transport.endpoint, timeout=20))
+        await waits.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert [sock.fileno() for sock in socks] == [-1]
+        await reader.close()
+        assert transport._grants.board is not None
+        while len(transport._grants.board.pages) > 1:
+            await asyncio.sleep(0)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hawk
 from hawk import blocking, connection
-from hawk.agent import Agent
+from hawk.agent import Agent, fetching
 from hawk.client import Client
 from hawk.control.passage import Passage
 from hawk.errors import AlreadyOffered, Draining, InvalidArgument, PeerLost, UnknownCache
 from hawk.handles import Cache, DeviceCache
 from tests.end_to_end import caches as c
 from tests.end_to_end.test_other_clients import embedded
+
+whose = contextvars.ContextVar("whose", default="nobody's")
 
 
 @pytest.fixture
@@ -97,6 +101,7 @@ async def test_the_agent_ends_first(folder: Path) -> None:
         waiting = asyncio.ensure_future(
             client.fetch(request="r", source="nobody", into=device, blocks=[0], wait=True)._run()
         )
+    assert not agent.service._passages
     with pytest.raises(hawk.errors.HawkError):
         await waiting
     with pytest.raises((PeerLost, Draining)):  # as soon as its socket is seen to be closed
@@ -127,3 +132,22 @@ async def test_who_asks_in_a_loop_leaves_others_their_turns(folder: Path) -> Non
             if turned:
                 return
         pytest.fail("nobody else had a turn")
+
+
+async def test_the_agents_side_has_none_of_the_clients_context(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    run = fetching._run
+
+    async def watched(*args: Any) -> None:
+        seen.append(whose.get())
+        await run(*args)
+
+    monkeypatch.setattr(fetching, "_run", watched)
+    async with scene(folder) as (hp, hd, source, device):
+        c.paint(device)
+        token = whose.set("a request's")
+        await fetched(hp, hd, source, device, "r")
+        whose.reset(token)
+    assert seen == ["nobody's"]

@@ -152,14 +152,17 @@ class Pass:
         self._core = core
 
     @classmethod
-    def open(cls, path: str, token: bytes, timeout: float) -> Pass | None:
-        """A pass from the server at `path`; None where it gives none, for whatever reason."""
+    def open(cls, sock: socket.socket, path: str, token: bytes, timeout: float) -> Pass | None:
+        """A pass from the server at `path`; None where it gives none, for whatever reason.
+
+        sock    a fresh one, which is the pass's from here on, or closed; whoever shuts it down ends the wait
+        """
         made = core()
-        if made is None:
-            return None
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as stack:
-            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            stack.enter_context(sock)
+            if made is None:
+                return None
             fds: list[int] = []
             try:
                 ends_with_process(sock)

@@ -14,6 +14,7 @@ from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
 from hawk.transports._grants import KEY_BYTES
 from hawk.transports._lanes import Lane, Lanes, Work
+from hawk.transports._threads import shut
 from hawk.transports.base import Link
 from hawk.transports.shm import _wire
 from hawk.transports.shm._board import MOST_BYTES, MOST_ROWS, Pass
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 1 << 18
 """Rows in one piece: bounds how long its tables take to lay out."""
+
+
+_SHUT_AGAIN = 0.02
 
 
 class _Shared:
@@ -167,14 +171,37 @@ class ShmLink(Link):
 
     async def open(self, timeout: float) -> None:
         """Connects and maps the arena."""
+        until = time.monotonic() + timeout
         try:
             await self._lanes.start(timeout)
-            # Beside the lanes' connections: those may end in the midst of a read that is none of theirs.
-            self._pass = await asyncio.to_thread(Pass.open, self._path, self._token, timeout)
+            await self._get_pass(until)
         except BaseException:
             await self._lanes.close()
             self._shared.close()
             raise
+
+    async def _get_pass(self, until: float) -> None:
+        """Beside the lanes' connections: those may end in the midst of a read that is none of theirs."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        left = max(until - time.monotonic(), 0.001)
+        opening = asyncio.get_running_loop().run_in_executor(
+            None, Pass.open, sock, self._path, self._token, left
+        )
+        cancelled: asyncio.CancelledError | None = None
+        while not opening.done():
+            if cancelled is not None:
+                # The thread cannot be ended, but what it waits for; before it has connected there is nothing to shut.
+                shut(sock)
+            try:
+                await asyncio.wait({opening}, timeout=None if cancelled is None else _SHUT_AGAIN)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        self._pass = opening.result()
+        if cancelled is not None:
+            if self._pass is not None:
+                self._pass.close()
+                self._pass = None
+            raise cancelled
 
     async def read(
         self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float

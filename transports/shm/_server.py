@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from hawk.errors import TransportError
 from hawk.folders import TemporaryFolder
+from hawk.transports._forks import ends_with_process
 from hawk.transports._threads import Crew
 from hawk.transports.shm import _wire
 
@@ -81,6 +82,7 @@ class Server:
                     expected=f"a folder whose path leaves the socket's at most {_PATH_LIMIT} bytes",
                 )
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            ends_with_process(listener)
             listener.bind(self.path)
             os.chmod(self.path, 0o600)
             listener.listen(128)
@@ -188,6 +190,7 @@ class Server:
             sock, _ = listener.accept()
         except OSError as error:
             return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+        ends_with_process(sock)
         sock.setblocking(False)
         if not self._same_user(sock) or len(guests) - self._passes >= self._config.max_connections:
             if self._same_user(sock):

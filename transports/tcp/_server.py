@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import TransportError
+from hawk.transports._forks import ends_with_process
 from hawk.transports._threads import Crew, shut
 from hawk.transports.tcp import _tls, _wire
 
@@ -69,6 +70,7 @@ class Server:
                 None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            ends_with_process(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Accepted connections inherit these, in time for the window scale of the TCP handshake.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.socket_buffer)
@@ -179,6 +181,7 @@ class Server:
                 except OSError:
                     sock.close()
                     continue  # as above
+            ends_with_process(sock)
             if len(strangers) >= self._config.max_strangers:
                 self._drop_oldest(strangers, selector)
             strangers[sock.fileno()] = _Stranger(sock, time.monotonic() + self._config.handshake_timeout)

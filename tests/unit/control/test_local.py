@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -118,3 +119,30 @@ def test_closing_leaves_a_successors_file_alone(tmp_path: Path) -> None:
     path.write_text("another's")
     held.close()
     assert path.read_text() == "another's"
+
+
+def test_a_forked_child_does_not_hold_its_dead_parents_path(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    code = (
+        "import os, pathlib, signal, socket, sys\n"
+        "from hawk.control.local import listen\n"
+        "held = listen(pathlib.Path(sys.argv[1]), socket.SOCK_STREAM)\n"
+        "given = held.give() if sys.argv[2] == 'given' else -1\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.pause()\n"
+        "print(child, flush=True)\n"
+        "signal.pause()\n"
+    )
+    for way in ("given", "kept"):
+        with subprocess.Popen([sys.executable, "-c", code, str(path), way], stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            forked = int(parent.stdout.readline())
+            try:
+                with pytest.raises(ControlError, match="in use"):
+                    listen(path, STREAM)
+                parent.kill()
+                parent.wait()
+                listen(path, STREAM).close()
+            finally:
+                os.kill(forked, signal.SIGKILL)

@@ -16,12 +16,14 @@ from hawk.errors import (
     AlreadyClaimed,
     AlreadyOffered,
     Busy,
+    HawkError,
     InvalidArgument,
     LeaseExpired,
     RangeBusy,
     UnknownCache,
     UnknownRequest,
 )
+from hawk.jobs import offers
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
 from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
 from hawk.jobs.states import State
@@ -162,6 +164,16 @@ async def test_claims_that_are_refused(consumer: str, who: str, right: str | Non
     with pytest.raises(error):
         await book.claim("r", entry.claim if right is None else right, who, "j", wait=False)
     assert not entry.claims
+
+
+async def test_as_many_endings_are_known_as_offers_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "_REMEMBERED", 2)
+    book = OfferBook(5, lambda entry: None)
+    made = [offer(f"r{i}") for i in range(6)]
+    for entry in made:
+        book.add(entry, 60)
+        book.end(entry, Outcome.WITHDRAWN, HawkError("enough"))
+    assert [book.past(entry.claim) is not None for entry in made] == [False, *[True] * 5]
 
 
 async def test_the_named_consumer_needs_no_ticket() -> None:
