@@ -39,6 +39,7 @@ class FakeCuda(Sharing):
     counts: dict[str, int] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
     pinned: dict[int, int] = field(default_factory=dict)
+    locked: dict[int, np.ndarray] = field(default_factory=dict)
     streams: dict[int, deque] = field(default_factory=dict)
     priorities: dict[int, bool] = field(default_factory=dict)
     events: dict[int, Event] = field(default_factory=dict)
@@ -102,6 +103,7 @@ class FakeCuda(Sharing):
         """What a process whose GPU is lost never gave back: the driver has taken it."""
         self.blocks.clear()
         self.pinned.clear()
+        self.locked.clear()
         self.events.clear()
         self.streams = {0: deque()}
 
@@ -111,6 +113,7 @@ class FakeCuda(Sharing):
         found = {
             "blocks": len(plain),
             "pinned": len(self.pinned),
+            "locked": len(self.locked),
             "streams": len(self.streams) - 1,
             "events": len(self.events),
             "opened": len(self.opened),
@@ -238,6 +241,16 @@ class FakeCuda(Sharing):
     def unpin(self, address: int) -> None:
         self._call("unpin")
         del self.pinned[address]
+
+    def allocate_host(self, nbytes: int) -> int:
+        self._call("allocate_host")
+        room = np.zeros(nbytes, np.uint8)
+        self.locked[room.ctypes.data] = room
+        return room.ctypes.data
+
+    def free_host(self, address: int) -> None:
+        self._call("free_host")
+        del self.locked[address]
 
     def stream(self, *, low: bool) -> int:
         self._call("stream")

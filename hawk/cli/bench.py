@@ -170,3 +170,21 @@ def plan(as_json: bool, **options: Any) -> None:
 def verbs(as_json: bool, segments: int, runs: int, mebibytes: int) -> None:
     """RDMA work requests: what building and handing over costs, and READs where there is a device."""
     _bench("verbs", as_json, segments=segments, runs=runs, mebibytes=mebibytes)
+
+
+@bench.command()
+@click.option("--device", default="cuda:0", show_default=True, help="The GPU.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=_size,
+    help="Size of a cache, such as 80MB; may be given again.",
+)
+@click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
+@click.option("--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]")
+@click.option("--quick", is_flag=True, help="One run of the first size over the first transport.")
+@_json
+def gpu(as_json: bool, **options: Any) -> None:
+    """Whole jobs from a GPU into the emulated device, beside plain copies, and while the GPU computes."""
+    _bench("gpu", as_json, **options)

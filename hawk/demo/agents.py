@@ -62,6 +62,7 @@ class Settings:
     jobs        further settings of `[jobs]`
     inside      a second decode agent lives in this process
     tables      further tables of both, in TOML
+    embedded    the prefill agent lives in this process
     prefill     address by which the decode agents reach the prefill agent, where it is not the agent's own
     """
 
@@ -74,6 +75,7 @@ class Settings:
     chunk: int = 16 << 20
     jobs: Mapping[str, int] = field(default_factory=dict)
     inside: bool = False
+    embedded: bool = False
     tables: str = ""
     prefill: str = ""
 
@@ -183,7 +185,8 @@ class Pair:
         for name in (PREFILL, DECODE, INSIDE):
             new_pair(folder, name)
         configs = configuration(folder, self.settings)
-        for name in (PREFILL, DECODE):
+        started = (DECODE,) if self.settings.embedded else (PREFILL, DECODE)
+        for name in started:
             self._processes.append(_Process(name, folder, configs[name]))
         memory = self.settings.capacity + self.settings.arenas
         timeout = _PATIENCE + memory / _TOUCHED_A_SECOND
@@ -192,13 +195,21 @@ class Pair:
             client = await process.client(timeout)
             self._stack.push_async_callback(client.close)
             clients.append(client)
-        self.prefill, self.decode = clients
+        self.decode = clients[-1]
+        if self.settings.embedded:
+            self.prefill = await self._embedded(PREFILL, folder, configs)
+        else:
+            self.prefill = clients[0]
         if self.settings.inside:
-            file = folder / f"{INSIDE}.toml"
-            file.write_text(configs[INSIDE])
-            config, _ = load_config(file, env={})
-            self.agent = await self._stack.enter_async_context(Agent(config))
-            self.inside = await self._stack.enter_async_context(connect(self.agent))
+            self.inside = await self._embedded(INSIDE, folder, configs)
+
+    async def _embedded(self, name: str, folder: Path, configs: Mapping[str, str]) -> Client:
+        """A client of an agent in this process."""
+        file = folder / f"{name}.toml"
+        file.write_text(configs[name])
+        config, _ = load_config(file, env={})
+        self.agent = await self._stack.enter_async_context(Agent(config))
+        return await self._stack.enter_async_context(connect(self.agent))
 
     def _end(self) -> None:
         for process in self._processes:

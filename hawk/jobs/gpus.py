@@ -3,6 +3,7 @@
 For each chunk a *lane*: a stream of the least priority, so that the engine's kernels go first, and room for one chunk
 on the GPU, allocated once.  On that stream, behind the events by which the engine said that the layers are written:
 the kernels, the copy into the arena (whose pages are locked, so that the copy engine writes them itself), an event.
+Where its pages cannot be locked each lane has room in locked memory, too, and a thread copies on from there.
 While a chunk is copied the one before is on the wire: chunks are in ranges of the arena of their own.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -62,11 +64,12 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A stream, its event, and room for a chunk on the GPU."""
+    """A stream, its event, and room for a chunk on the GPU; `between` is room for one in locked memory, or 0."""
 
     stream: int
     event: int
     room: Span
+    between: int
 
 
 class OnGpu:
@@ -76,7 +79,7 @@ class OnGpu:
     """
 
     def __init__(
-        self, there: CudaDevice, arena: Region, chunk: int, *, scrub: bool, make: Callable[[int], Kernels]
+        self, there: CudaDevice, chunk: int, *, locked: bool, scrub: bool, make: Callable[[int], Kernels]
     ) -> None:
         self.turns = Slots(LANES)
         self._there, self._scrub = there, scrub
@@ -90,12 +93,7 @@ class OnGpu:
             with there.current() as driver:
                 for number in range(LANES):
                     room = Span(self._memory.regions[0].address + number * chunk, chunk)
-                    event = driver.event()
-                    try:
-                        self._lanes.append(Lane(driver.stream(low=True), event, room))
-                    except BaseException:
-                        driver.drop_event(event)
-                        raise
+                    self._lanes.append(_lane(driver, room, locked))
         except BaseException:
             self.close()
             raise
@@ -217,11 +215,13 @@ class OnGpu:
             # What lies between the pages of a chunk is copied too, and must be nobody's.
             driver.fill(lane.room.address, 0, nbytes, lane.stream)
         prepared.launch(lane.stream)
-        driver.to_host(target, lane.room.address, nbytes, lane.stream)
+        driver.to_host(lane.between or target, lane.room.address, nbytes, lane.stream)
         driver.record(lane.event, lane.stream)
         # A GPU that is lost answers here, and its copy engine has stopped then.
         driver.synchronise(lane.event)
         del prepared  # until now the kernels read its tables
+        if lane.between:
+            ctypes.memmove(target, lane.between, nbytes)
 
     def close(self) -> None:
         """Waits for what is under way, then gives everything on the GPU back."""
@@ -234,7 +234,22 @@ class OnGpu:
                 for lane in lanes:
                     driver.drop_stream(lane.stream)
                     driver.drop_event(lane.event)
+                    if lane.between:
+                        driver.free_host(lane.between)
         self._memory.close()
+
+
+def _lane(driver: Driver, room: Span, locked: bool) -> Lane:
+    event = driver.event()
+    between = 0
+    try:
+        between = 0 if locked else driver.allocate_host(room.nbytes)
+        return Lane(driver.stream(low=True), event, room, between)
+    except BaseException:
+        driver.drop_event(event)
+        if between:
+            driver.free_host(between)
+        raise
 
 
 class Gpus:
@@ -277,13 +292,15 @@ class Gpus:
     def _make(self, number: int) -> OnGpu:
         there = device(number, field="cache")
         there.check()
-        made = OnGpu(there, self._arena, self._chunk, scrub=self._scrub, make=type(self).make)
+        first = self._pinned is None
+        pinned = self._pinned or Pinned(there, self._arena.address, self._arena.nbytes)
         try:
-            if self._pinned is None:
-                self._pinned = Pinned(there, self._arena.address, self._arena.nbytes)
+            made = OnGpu(there, self._chunk, locked=not pinned.why, scrub=self._scrub, make=type(self).make)
         except BaseException:
-            made.close()
+            if first:
+                pinned.close()
             raise
+        self._pinned = pinned
         return made
 
     def _keep(self, number: int, made: OnGpu) -> None:

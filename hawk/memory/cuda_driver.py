@@ -116,6 +116,12 @@ class Driver(Protocol):
     def unpin(self, address: int) -> None:
         """Ends that."""
 
+    def allocate_host(self, nbytes: int) -> int:
+        """Locked memory of the host."""
+
+    def free_host(self, address: int) -> None:
+        """Gives that back."""
+
     # -- streams and events
 
     def stream(self, *, low: bool) -> int:

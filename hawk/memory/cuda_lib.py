@@ -52,6 +52,8 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuMemGetAddressRange_v2": (POINTER(_address), POINTER(c_size_t), _address),
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
     "cuMemHostUnregister": (c_void_p,),
+    "cuMemHostAlloc": (POINTER(c_void_p), c_size_t, c_uint),
+    "cuMemFreeHost": (c_void_p,),
     "cuStreamCreateWithPriority": (POINTER(_handle), c_uint, c_int),
     "cuStreamDestroy_v2": (_handle,),
     "cuStreamWaitEvent": (_handle, _handle, c_uint),
@@ -186,6 +188,12 @@ class LibCuda:
 
     def unpin(self, address: int) -> None:
         self._call("cuMemHostUnregister", address)
+
+    def allocate_host(self, nbytes: int) -> int:
+        return self._number("cuMemHostAlloc", nbytes, _PORTABLE, kind=c_void_p)
+
+    def free_host(self, address: int) -> None:
+        self._call("cuMemFreeHost", address)
 
     # -- streams and events
 

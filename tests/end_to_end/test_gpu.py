@@ -69,6 +69,18 @@ async def reached(condition: object, what: str) -> None:
     assert condition(), what
 
 
+async def test_an_arena_that_cannot_be_locked(short_path: Path, driver: FakeCuda, kernels: Kernels) -> None:
+    driver.fail["pin", 1] = 801
+    host = c.filled()
+    async with scene(short_path) as (hp, hd, device):
+        source = await hp.register(on_gpu(driver, host))
+        src, dst = c.tables(5, 0, 0, 300, src=host.spec, dst=c.target_spec())
+        c.paint(device)
+        offer = await hp.offer("r", source, src, tokens=300)
+        await hd.fetch(offer, into=device, blocks=dst, timeout="20s")
+        c.check(device, c.target_spec(), c.Moved(host, src, dst, 0, 300), guards=[device])
+
+
 @pytest.mark.parametrize("more", ["", '[transport]\nprefer = ["tcp"]\n', "[integrity]\nscrub = true\n"])
 async def test_a_request_goes_from_a_gpu_into_an_npu(
     more: str, short_path: Path, driver: FakeCuda, kernels: Kernels

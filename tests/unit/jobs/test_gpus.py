@@ -86,13 +86,18 @@ async def test_what_cannot_be_made_leaves_nothing_and_may_be_tried_again(
     assert not driver.left()
     driver.fail = {}
     await gpus.open(0)
-    assert driver.counts["pin"] == 1
+    assert len(driver.pinned) == 1
 
 
 async def test_pages_that_cannot_be_locked_are_copied_to_all_the_same(gpus: Gpus, driver: FakeCuda) -> None:
-    driver.fail["pin", 1] = 801
+    driver.fail = {("pin", 1): 801, ("allocate_host", 2): 801}
+    with pytest.raises(HawkMemoryError, match="allocate_host"):
+        await gpus.open(0)
+    assert not driver.left()
+    driver.fail = {("pin", 2): 801}
     await gpus.open(0)
     assert not driver.pinned
+    assert len(driver.locked) == 2
 
 
 async def test_without_the_kernels_library(driver: FakeCuda) -> None:
