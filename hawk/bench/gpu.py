@@ -49,8 +49,11 @@ _BLOCK_BYTES = 64 * (128 << 10)
 
 _TIMEOUT = 120.0
 
-_PREFILL = (4096, 4096, 2)
-"""Rows and columns of a layer's products, and how many there are for 4096 tokens."""
+_SIDE = 4096
+"""Rows and columns of a prefill's products."""
+
+_WEIGHTS = 8_000_000_000
+"""Weights of the model that is made believe: a token takes two operations for each."""
 
 
 @dataclass
@@ -300,18 +303,17 @@ class _Size:
 
 
 class _Prefill:
-    """Products of matrices, as many for each layer as some tokens would need, on a stream of a higher priority.
+    """Products of matrices, as many operations as so many tokens take, on a stream of a higher priority.
 
     ended    when the GPU was seen to have come to the end, by `time.perf_counter`
     """
 
     def __init__(self, cupy: Any, tokens: int, layers: int) -> None:
-        rows, columns, count = _PREFILL
         self._cupy, self._layers = cupy, layers
-        self._each = max(1, count * tokens // rows)
-        self._a = cupy.ones((rows, columns), cupy.float16)
-        self._b = cupy.full((columns, columns), 1e-4, cupy.float16)
-        self._c = cupy.empty((rows, columns), cupy.float16)
+        self._each = max(1, round(2 * _WEIGHTS * tokens / (layers * 2 * _SIDE**3)))
+        self._a = cupy.random.standard_normal((_SIDE, _SIDE), cupy.float32).astype(cupy.float16)
+        self._b = self._a * cupy.float16(0.01)
+        self._c = cupy.empty((_SIDE, _SIDE), cupy.float16)
         try:
             self._stream = cupy.cuda.Stream(non_blocking=True, priority=-1)
         except TypeError as error:

@@ -5,7 +5,10 @@ CuPy compiles and launches.  It is imported when a `CudaRetiler` is made, not be
 
 from __future__ import annotations
 
+import threading
+import warnings
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +156,18 @@ class PreparedRetile:
 def _on(cupy: Any, device: int, stream: Any) -> Iterator[None]:
     """Within the block CuPy works on that device and stream."""
     if isinstance(stream, int):
-        stream = cupy.cuda.ExternalStream(stream, device)
+        stream = _external(cupy, device, stream)
     with cupy.cuda.Device(device), nullcontext() if stream is None else stream:
         yield
+
+
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=256)
+def _external(cupy: Any, device: int, number: int) -> Any:
+    """The stream of that number, for CuPy."""
+    # The newer way, Stream.from_external, makes an object that destroys the stream when it goes (CuPy 14).
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return cupy.cuda.ExternalStream(number, device)
