@@ -28,6 +28,9 @@ static int find_trail(struct course *o, const struct group *g, uintptr_t low)
     t->pieces = pieces;
     t->each = (lines + pieces - 1) / pieces;
     t->skip = skip;
+    t->twos = lines % (2 * pieces) == 0;
+    for (int64_t k = 0; k < lines && t->twos; k += 2)
+        t->twos = t->line[k + 1] == t->line[k] + 64;
     t->tries--;
     return 1;
 }
@@ -64,37 +67,32 @@ static void find_group(struct course *o, int64_t first, struct group *g)
     g->last = last;
 }
 
-/* The lines that are asked for while piece i is carried out; from NULL where the table of lines has to tell. */
-static struct soon ask(struct course *o, int64_t i)
+/* The lines that are asked for while piece i is carried out, as `struct soon` has them; NULL where the table of lines has to tell.
+ * No struct is returned: the compiler would write its halves, and read it as a whole. */
+static const uint8_t *ask(struct course *o, int64_t i, const int32_t **at)
 {
     while (i >= o->group[o->now].last) {
         o->now ^= 1;
         find_group(o, o->group[o->now].last, &o->group[o->now ^ 1]);
     }
     const struct group *now = &o->group[o->now], *next = &o->group[o->now ^ 1];
-    struct soon soon = {NULL, NULL};
+    *at = NULL;
     if (!next->from || i < now->first)
-        return soon;
+        return NULL;
     if (now->last - now->first == 1) { /* the next piece alone would be too late */
         const struct piece *far = whole_piece(o, i + o->far);
-        if (far) {
-            soon.from = far->from;
-            if (next->gaps && next->last - next->first == 1) {
-                soon.from -= o->trail.skip;
-                soon.at = o->trail.line;
-            }
-        }
-        return soon;
+        if (!far || !next->gaps || next->last - next->first > 1)
+            return far ? far->from : NULL;
+        *at = o->trail.line;
+        return far->from - o->trail.skip;
     }
-    soon.from = next->from;
     if (next->gaps) {
         const int64_t done = i - now->first;
-        soon.at = o->trail.line + (done < o->trail.pieces ? done : 0) * o->trail.each;
-    } else {
-        const int64_t done = (i - now->first) * o->each;
-        soon.from += done + o->each <= next->bytes ? done : 0;
+        *at = o->trail.line + (done < o->trail.pieces ? done : 0) * o->trail.each;
+        return next->from;
     }
-    return soon;
+    const int64_t done = (i - now->first) * o->each;
+    return next->from + (done + o->each <= next->bytes ? done : 0);
 }
 
 static void ask_lines(const struct ahead *a, const uint8_t *from)
@@ -160,17 +158,32 @@ static int go_together(struct course *o, const struct bundle *b, int64_t i)
     return 1;
 }
 
+/* What is asked for between the lines of piece i, which lies at `from`; `lines` that are not for that are asked for at once. */
+static ALWAYS void ask_between(struct course *o, int64_t i, const uint8_t *from, int lines, struct soon *to)
+{
+    const int32_t *at;
+    const uint8_t *soon = ask(o, i, &at);
+    if (at && !o->trail.twos) {
+        for (int k = 0; k < lines; k++)
+            __builtin_prefetch(soon + at[k], 0, 2);
+        soon = NULL;
+        at = NULL;
+    }
+    to->from = soon ? soon : from;
+    to->at = at;
+}
+
 /* Those bundles; what is asked for meanwhile lies behind all of them. */
-static void put_bundles(struct course *o, struct nest *t, const struct bundle *b, int64_t i, int stream)
+static void put_bundles(struct course *o, struct nest *t, const struct bundle *b, int64_t i, int lines, int stream)
 {
     const int64_t behind = b->every > 1 ? (b->pieces - 1) * b->every : 0;
     const uint8_t *from[4];
     for (int j = 0, n = 0; j < b->every; j++) {
         for (int k = 0; k < b->pieces; k++, n++) {
-            const struct soon soon = ask(o, i + n + behind);
             from[k] = piece(o, i + j + k * b->every)->from;
-            t->ahead[k].from = soon.from ? soon.from : from[k];
-            t->ahead[k].at = soon.at || !k || !t->ahead[0].at ? soon.at : o->along;
+            ask_between(o, i + n + behind, from[k], lines, &t->ahead[k]);
+            if (!t->ahead[k].at && t->ahead[0].at)
+                t->ahead[k].at = o->along;
         }
         put_lines(t, from, piece(o, i + j)->to, stream);
     }
@@ -211,7 +224,7 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
         o->into.lines = 0; /* what goes past the caches is not read first */
     t->move.far = !o->from.lines;
     /* Lines of a piece where they are asked for as a group's: what pieces share is asked for once. */
-    const int64_t lines = o->from.lines < o->each / 64 ? o->from.lines : o->each / 64;
+    const int lines = o->from.lines < o->each / 64 ? o->from.lines : (int)(o->each / 64);
     for (int64_t i = begin; i < o->end; i++) {
         const struct piece *p = piece(o, i), *far;
         if (i >= o->end)
@@ -224,31 +237,28 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
             continue;
         }
         if (bundle.pieces && go_together(o, &bundle, i)) {
-            put_bundles(o, &c->bundled, &bundle, i, stream);
+            put_bundles(o, &c->bundled, &bundle, i, lines, stream);
             i += bundle.pieces * bundle.every - 1;
             continue;
         }
-        const struct soon meanwhile = ask(o, i);
         if (o->into.lines && (far = whole_piece(o, i + AHEAD)))
             ask_lines(&o->into, far->to);
         prepare(t, c, p);
         if (t->kind == WHOLE_LINES) {
-            t->ahead[0].from = t->ahead[1].from = meanwhile.from ? meanwhile.from : p->from;
-            t->ahead[0].at = meanwhile.at;
-            if (meanwhile.at)
-                t->ahead[1].at = meanwhile.at + t->line.count;
-            else
-                t->ahead[1].from += 64 * t->line.count;
+            ask_between(o, i, p->from, lines, &t->ahead[0]);
+            t->ahead[1].from = t->ahead[0].from + 64 * t->line.count; /* where there are no gaps */
             if (!t->outer) {
                 const uint8_t *const from[1] = {p->from};
                 put_lines(t, from, p->to, stream);
                 continue;
             }
-        } else if (meanwhile.from) {
-            for (int k = 0; k < lines; k++)
-                __builtin_prefetch(meanwhile.from + (meanwhile.at ? meanwhile.at[k] : 64 * k), 0, 2);
-        } else if ((far = whole_piece(o, i + AHEAD))) {
-            ask_lines(&o->from, far->from);
+        } else {
+            const int32_t *at;
+            const uint8_t *soon = ask(o, i, &at);
+            for (int k = 0; k < lines && soon; k++)
+                __builtin_prefetch(soon + (at ? at[k] : 64 * k), 0, 2);
+            if (!soon && (far = whole_piece(o, i + AHEAD)))
+                ask_lines(&o->from, far->from);
         }
         t->next = !t->outer && (far = whole_piece(o, i + 1)) ? far->from : NULL;
         walk(t, 0, p->s, p->d, stream);

@@ -6,6 +6,7 @@
 #define MAX_LINES 128
 struct ahead {
     int lines;
+    int64_t run; /* bytes that follow each other */
     int64_t at[MAX_LINES];
 };
 
@@ -28,6 +29,7 @@ static void look_ahead(struct ahead *a, const struct call *c, int target)
     while (first < n && l[first].src == run)
         run *= l[first++].ext;
     int64_t bytes = run * bits / 8;
+    a->run = bytes;
     lines = (bytes + 63) / 64;
     if (lines > MAX_LINES)
         return;
@@ -72,6 +74,7 @@ struct group {
 struct trail {
     int64_t pieces, each, skip; /* each: lines for each piece; skip: from the line that the lowest is in */
     int tries;                  /* how often lines may still be found */
+    int twos;                   /* whether they come in twos that follow each other, for each piece */
     int64_t at[GROUP_PIECES];   /* the pieces */
     int32_t line[GROUP_LINES + GROUP_PIECES + MAX_RUNS];
 };
@@ -134,13 +137,15 @@ static const struct piece *whole_piece(struct course *o, int64_t i)
 /* Source pages of more bytes are not gone through at once. */
 #define PAGE_BYTES (64 << 10)
 #define MOST_WINDOW 128
+/* Nor are those of which a piece takes longer runs. */
+#define SHORT_RUN 128
 
 /* The order is found by where the first pieces lie. */
 static void find_order(struct course *o, int64_t begin)
 {
     const struct call *c = o->c;
     const struct piece *p = whole_piece(o, begin);
-    if (!p || c->src_page > PAGE_BYTES)
+    if (!p || c->src_page > PAGE_BYTES || o->from.run > SHORT_RUN)
         return;
     const uint8_t *page = p->src;
     int64_t run = 1, every, times = 1;

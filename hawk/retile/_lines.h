@@ -19,19 +19,21 @@ TARGET static ALWAYS void FN(put_line)(uint8_t *to, __m512i line, int past)
         _mm512_storeu_si512(to, line);
 }
 
-/* `parts` is 1, 2 or 4: a line is of so many.  `gaps`: what is asked for stands in a table, which costs a tenth more. */
+/* `parts` is 1, 2 or 4: a line is of so many.  `gaps`: what is asked for stands in a table, where two lines
+ * at a time follow each other. */
 TARGET static ALWAYS void FN(fill_lines)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
                                          const struct soon *ahead, int parts, int gaps, int past)
 {
     const uint8_t *part[4];
     for (int i = 0; i < 4; i++)
         part[i] = from[m->of[i]] + m->part[i];
-    const struct soon soon = ahead[0];
+    const uint8_t *soon = ahead[0].from;
+    const int32_t *lines = ahead[0].at;
     const int64_t count = m->count;
     for (int64_t k = 0; k < count; k++) {
         const int64_t at = m->at[k];
         __m512i line;
-        __builtin_prefetch(soon.from + (gaps ? soon.at[k] : 64 * k), 0, 2);
+        __builtin_prefetch(soon + (gaps ? lines[k] : 64 * k), 0, 2);
         if (parts == 1) {
             line = _mm512_loadu_si512(part[0] + at);
         } else if (parts == 2) {
@@ -52,20 +54,28 @@ TARGET static ALWAYS void FN(sort_words)(const struct lines *m, const uint8_t *c
                                          const struct soon *ahead, int full, int twins, int gaps, int past)
 {
     const __m512i first = _mm512_loadu_si512(m->index[0]), second = _mm512_loadu_si512(m->index[1]);
-    const uint8_t *part[2][4];
-    struct soon soon[4];
+    const uint8_t *part[2][4], *soon[4];
+    const int32_t *lines = ahead[0].at;
     for (int i = 0; i < 4; i++) {
         part[0][i] = from[m->of[i]] + m->part[i];
         part[1][i] = twins == 2 ? from[m->of[i] + 2] + m->part[i] : NULL;
-        soon[i] = ahead[i < 2 * twins ? i : 0];
+        soon[i] = ahead[i < 2 * twins && !gaps ? i : 0].from;
     }
     const int64_t count = m->count, other = m->second, beside = m->beside;
     for (int64_t k = 0; k < count; k++) {
         const int64_t at = m->at[k];
         uint8_t *into = to + m->to[k];
         __m512i a[2], b[2];
-        for (int i = 0; i < 2 * twins; i++)
-            __builtin_prefetch(soon[i].from + (gaps ? soon[i].at[k] : 64 * k), 0, 2);
+        if (gaps) {
+            for (int i = 0; i < 2 * twins; i += 2) { /* all pieces' lines follow each other in one table */
+                const uint8_t *two = soon[0] + lines[2 * twins * k + i];
+                __builtin_prefetch(two, 0, 2);
+                __builtin_prefetch(two + 64, 0, 2);
+            }
+        } else {
+            for (int i = 0; i < 2 * twins; i++)
+                __builtin_prefetch(soon[i] + 64 * k, 0, 2);
+        }
         for (int i = 0; i < twins; i++) {
             if (full) {
                 a[i] = _mm512_loadu_si512(part[i][0] + at);
@@ -107,12 +117,14 @@ TARGET static ALWAYS void FN(turn)(const uint8_t *const *row, int64_t at, __m512
 TARGET static ALWAYS void FN(turn_columns)(const struct lines *m, const uint8_t *const *from, uint8_t *to,
                                            const struct soon *ahead, int pairs, int sets, int gaps, int past)
 {
-    const uint8_t *row[64];
-    struct soon soon[4];
+    const uint8_t *row[64], *soon[4];
+    const int32_t *lines[4];
     for (int i = 0; i < 32 * sets; i++)
         row[i] = from[m->row_of[i]] + m->row[i];
-    for (int i = 0; i < 4; i++)
-        soon[i] = ahead[i < m->pieces ? i : 0];
+    for (int i = 0; i < 4; i++) {
+        soon[i] = ahead[i < m->pieces ? i : 0].from;
+        lines[i] = ahead[i < m->pieces ? i : 0].at;
+    }
     const int64_t count = m->count, beside = m->beside;
     const int mask = m->pieces - 1, share = m->pieces == 4 ? 2 : m->pieces - 1;
     for (int64_t k = 0, n = 0; k < 2 * count; k++) {
@@ -121,8 +133,7 @@ TARGET static ALWAYS void FN(turn_columns)(const struct lines *m, const uint8_t 
         uint8_t *into = to + m->to[k / 2];
         __m512i x[2][8];
         for (int i = 0; i < 8 * sets; i++, n++) {
-            const struct soon *s = &soon[n & mask];
-            __builtin_prefetch(s->from + (gaps ? s->at[n >> share] : 64 * (n >> share)), 0, 2);
+            __builtin_prefetch(soon[n & mask] + (gaps ? lines[n & mask][n >> share] : 64 * (n >> share)), 0, 2);
         }
         for (int i = 0; i < sets; i++)
             FN(turn)(row + 32 * i, at, x[i]);

@@ -15,6 +15,9 @@ static void put(uint8_t *to, const uint8_t *from, int64_t n, int stream)
     memcpy(to, from, (size_t)n);
 }
 
+/* Lines from which on a run that does not begin on one goes past the caches. */
+#define APART_LINES 8
+
 /* The image of a box, run by run. */
 static void flush(const struct nest *t, int64_t d, int stream)
 {
@@ -24,6 +27,9 @@ static void flush(const struct nest *t, int64_t d, int stream)
 #if defined(X86)
     if (stream && ((uintptr_t)codes & 63) == 0)
         PICK(stream_runs)(&t->put, t->room->image, codes, NULL);
+    else if (stream && t->put.bytes >= APART_LINES * 64) /* but for its ends */
+        for (int64_t k = 0; k < t->put.runs; k++)
+            PICK(stream)(codes + t->put.dst_at[k], t->room->image + t->put.src_at[k], (size_t)t->put.bytes, NULL);
     else
 #endif
         t->put.run(&t->put, t->room->image, codes);

@@ -121,14 +121,17 @@ def run(program: Program, pieces: Pieces, src: Sequence[U8], dst: Sequence[U8], 
 
 
 def run_step(step: Step | RowsStep, regions: Sequence[U8], arena: U8, *, threads: int = 1) -> None:
-    """Carry out one step of a chunk as `Retiler.run_steps` does, in this thread or spread over `threads`."""
+    """Carry out one step of a chunk as `Retiler.run_steps` does, in this thread or spread over `threads`.
+
+    Raises `InvalidArgument` as it does; the arena's content is undefined then.
+    """
     _spread(_call(step, regions, arena), threads)
 
 
 def _call(step: Step | RowsStep, regions: Sequence[U8], arena: U8) -> _Call | RowsCall:
     if isinstance(step, RowsStep):
         return RowsCall(step, regions, arena, run)
-    return _Call.of(step, regions, arena)
+    return _Call.of(step, regions, arena, check=False)  # pieces are looked at as they are carried out
 
 
 def _spread(call: _Call | RowsCall, threads: int) -> None:
