@@ -47,7 +47,6 @@ class FakeCuda(Sharing):
     handles: dict[int, np.ndarray] = field(default_factory=dict)
     exported: dict[int, np.ndarray] = field(default_factory=dict)
     reserved: dict[int, int] = field(default_factory=dict)
-    log: list[tuple] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.Condition(threading.RLock())

@@ -32,6 +32,7 @@ def examine(machine: Machine) -> list[Finding]:
         limits.memfd,
         rdma.devices,
         rdma.pyverbs,
+        modules.gpu,
         modules.peermem,
         modules.dmabuf,
         modules.ours,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from hawk.doctor.findings import Finding, ok, warn
 from hawk.doctor.rdma import has_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hawk.doctor.machine import Machine
 
@@ -37,6 +38,16 @@ def peermem(machine: Machine) -> Iterator[Finding]:
         yield ok(name, "not loaded; dma-bufs do its work here")
     else:
         yield warn(name, "not loaded", "`modprobe nvidia-peermem`, or CUDA memory goes by way of host memory")
+
+
+def gpu(machine: Machine, known: Callable[[str], object] = importlib.util.find_spec) -> Iterator[Finding]:
+    """Whether caches on a GPU can be sources: its driver, and the library that starts kernels."""
+    if not machine.loaded("nvidia"):
+        yield ok("GPU", "no NVIDIA driver is loaded; caches are in memory of the host")
+    elif known("cupy") is None:
+        yield warn("GPU", "its driver is loaded, but CuPy is not installed", "`pip install hawk-kv[cuda]`")
+    else:
+        yield ok("GPU", "its driver is loaded, and CuPy is installed")
 
 
 def _dmabuf_kernel(machine: Machine) -> bool:

@@ -99,8 +99,15 @@ class OnGpu:
             raise
 
     def behind(self, offer: OfferEntry, layers: int, mark: Mark) -> None:
-        """Layers `[0, layers)` of the offer are written when the mark is reached, which is owned from here on."""
-        self._marks.setdefault(offer, []).append((layers, mark))
+        """Layers `[0, layers)` of the offer are written when the mark is reached, which is owned from here on.
+
+        What was said before of as many layers holds: the same said again adds nothing.
+        """
+        known = self._marks.setdefault(offer, [])
+        if known and layers <= known[-1][0]:
+            mark.close()
+        else:
+            known.append((layers, mark))
 
     def forget(self, offer: OfferEntry) -> None:
         """The offer has ended, and nothing of it is retiled any more."""

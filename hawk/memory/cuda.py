@@ -150,11 +150,6 @@ class CudaDevice:
                 told(error)
         return error
 
-    def attribute(self, which: int) -> int:
-        """A number of `Attribute`."""
-        with self.current() as driver:
-            return driver.attribute(self.number, which)
-
 
 _devices: dict[tuple[int, int], CudaDevice] = {}
 _lock = threading.Lock()

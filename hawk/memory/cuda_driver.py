@@ -31,9 +31,6 @@ POSIX_FD = 1
 class Attribute:
     """Numbers of CUdevice_attribute that HAWK asks for."""
 
-    VMM = 102
-    VMM_BY_FD = 103
-    RDMA = 116
     FLUSH_OPTIONS = 117
     WRITES_ORDERING = 118
     DMABUF = 124

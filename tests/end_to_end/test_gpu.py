@@ -12,7 +12,9 @@ import pytest
 
 import hawk
 from hawk import blocking
+from hawk.agent import sessions
 from hawk.client import Client
+from hawk.control.messages import BufferRef
 from hawk.errors import Aborted, DeviceLost, HawkMemoryError, InvalidArgument, RegistrationFailed
 from hawk.handles import Cache, DeviceCache
 from hawk.jobs.gpus import LANES, Gpus
@@ -279,6 +281,21 @@ async def _into(client: Client, cache: Cache) -> None:
         await client.fetch(own, into=cache, blocks=[1])
     finally:
         await own.withdraw()
+
+
+def test_buffers_are_in_one_memory_and_of_the_agents_own_process() -> None:
+    on_a_gpu, on_another, on_host = (BufferRef(bytes(16), 64, 4096, 64, gpu) for gpu in (0, 1, -1))
+    shared = BufferRef(b"x" * 16, 64, 0, 64, 0)
+    assert sessions._gpu_of([on_a_gpu, on_a_gpu], True) == 0
+    assert sessions._gpu_of([on_host], False) == -1
+    for refs, field in (([on_a_gpu, on_another], 1), ([on_host, on_a_gpu], 1)):
+        with pytest.raises(
+            RegistrationFailed, match=rf"buffers\[{field}\]: the buffers of a cache are in one memory"
+        ):
+            sessions._gpu_of(refs, True)
+    for refs, here in (([on_a_gpu], False), ([shared], True)):
+        with pytest.raises(RegistrationFailed, match=r"belongs to another process.*hawk\.Agent"):
+            sessions._gpu_of(refs, here)
 
 
 async def test_another_process_retiles_no_memory_of_a_gpu(driver: FakeCuda, prefill: AgentProcess) -> None:

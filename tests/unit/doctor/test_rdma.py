@@ -98,6 +98,17 @@ def test_peermem(tmp_path: Path, files: dict[str, str], level: str) -> None:
     assert (level == "ok") or "modprobe nvidia-peermem" in found.remedy
 
 
+def test_gpu(tmp_path: Path) -> None:
+    bare, there = tree(tmp_path / "bare", LINUX), tree(tmp_path / "gpu", {**LINUX, **NVIDIA})
+    (found,) = modules.gpu(bare, lambda name: None)
+    assert (found.level, found.remedy) == ("ok", "")
+    (found,) = modules.gpu(there, lambda name: None)
+    assert found.level == "warn"
+    assert "hawk-kv[cuda]" in found.remedy
+    (found,) = modules.gpu(there, lambda name: name)
+    assert found.level == "ok"
+
+
 @pytest.mark.parametrize(
     ("files", "level", "text"),
     [

@@ -114,6 +114,12 @@ async def test_marks_of_strangers_and_of_other_gpus(gpus: Gpus, driver: FakeCuda
     elsewhere = cuda_marks.mark(CudaArray(4096, 4096, 1, "uint8", 1, None))
     with pytest.raises(InvalidArgument, match="got cuda:1; expected cuda:0"):
         gpus.behind(offer(), 1, elsewhere.number)
+    often = offer()
+    for _ in range(5):
+        gpus.behind(often, 3, cuda_marks.mark(CudaArray(4096, 4096, 0, "uint8", 1, None)).number)
+    events = len(driver.events)
+    gpus.forget(often)
+    assert len(driver.events) == events - 1
     lost = cuda_marks.mark(CudaArray(4096, 4096, 0, "uint8", 1, None))
     gpus.behind(one := offer(), 1, lost.number)
     cuda.device(0).lose("a test")
