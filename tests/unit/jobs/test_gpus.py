@@ -141,3 +141,27 @@ async def test_marks_that_nobody_claims_are_bounded(
     for mark in made:
         cuda_marks.drop(mark)
     assert not driver.events
+
+
+class Nothing:
+    """Kernels that write nothing."""
+
+    def prepare(self, *_: object) -> Nothing:
+        return self
+
+    def launch(self, stream: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("scrub", "left"), [(True, 0), (False, 0xEE)])
+async def test_what_no_kernel_writes_is_nobodys(
+    scrub: bool, left: int, driver: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Nothing()))
+    arena = Region("arena", np.full(1 << 17, 0x55, np.uint8))
+    gpus = Gpus(arena, CHUNK, scrub=scrub, on_lost=lambda gpu, error: None)
+    await gpus.open(0)
+    await gpus.of(0).run(Portion(offer(), 1, [], arena, 4096, 512))
+    gpus.close()
+    assert set(arena.array[4096 : 4096 + 512].tolist()) == {left}
+    assert set(np.delete(arena.array, range(4096, 4096 + 512)).tolist()) == {0x55}
