@@ -218,12 +218,14 @@ class Receiver:
     def _at_once(
         self, prepared: Prepared, chunk: Chunk, link: Link, consumed: Callable[[int, bool], None]
     ) -> bool:
-        """A small chunk, planned and read in this very call; False where it takes a task, and nothing is done yet."""
+        """A small chunk, planned and read in this very call; False where it takes a task, whatever has landed."""
         assert self._plans is not None
         if self._tasks or self._staging is not None or not self._plans.quick(chunk):
             return False
         request, result = self._request, self._result
         began = time.perf_counter()
+        if self._planned is None or self._planned[0].chunk != chunk:
+            self._planned = self._laid_out(chunk)  # for the task, too, if it takes one
         planned, segments, ranges = self._plan(prepared, chunk)
         assert segments is not None
         ask = request.ask(prepared.nbytes, self.total - result.nbytes)
@@ -232,7 +234,6 @@ class Receiver:
         reads = time.perf_counter()
         self._touched.append(ranges)
         if not link.read_now(prepared.key, segments, request.cache.regions):
-            self._touched.pop()
             return False
         took = time.perf_counter() - reads
         self._landed(prepared, planned)
@@ -345,7 +346,8 @@ class Receiver:
         else:
             planned, segments, ranges = await self._context.planner.call(self._plan, prepared, chunk)
         self._add("plan", time.perf_counter() - began)
-        self._touched.append(ranges)
+        if not (self._touched and self._touched[-1] is ranges):  # where it was tried at once
+            self._touched.append(ranges)
         if segments is None:
             await self._staged(prepared, planned, link, consumed)
         else:

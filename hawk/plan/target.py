@@ -62,7 +62,7 @@ def _plane_bytes(
     return pages * layout.page_stride + min(layout.channels, pages) * waste
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def chunk_bytes(dst: CompiledLayout, selection: Selection, chunk: Chunk, *, align: int = ARENA_ALIGN) -> int:
     """Arena bytes that suffice for the chunk whatever the block table holds.
 

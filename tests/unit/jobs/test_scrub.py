@@ -157,6 +157,27 @@ async def test_staging_is_zero_for_its_next_owner(ending: str, scrubbed: bool) -
         await made.serving.idle()
 
 
+@pytest.mark.parametrize("scrubbed", [True, False])
+async def test_what_was_read_in_vain_is_zero(scrubbed: bool) -> None:
+    """A read at once has brought its bytes, does not count, and the fetch ends before it is tried again."""
+    async with rig() as made:
+        scrubbing(made, targets=scrubbed)
+        made.transport.at_once = True
+        job, real = made.fetch(made.offer().claim), made.transport.read_now
+
+        def read(key: bytes, segments: Segments, regions: Any) -> bool:
+            assert real(key, segments, regions)
+            job.stop(Aborted("enough"))
+            return False
+
+        made.transport.read_now = read  # type: ignore[method-assign]
+        with pytest.raises(Aborted):
+            await job.run()
+        await made.serving.idle()
+        left = {int(b) for region in made.npu.regions for b in np.unique(region.array)} - {0, c.CANARY}
+        assert bool(left) != scrubbed
+
+
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 @pytest.mark.parametrize("scrubbed", [True, False])
 async def test_what_a_failed_fetch_wrote_is_zero_and_its_neighbours_are_as_they_were(
