@@ -149,7 +149,7 @@ def _behind(step: Step, regions: Sequence[U8], arena: U8) -> tuple[list[U8], lis
     if (
         min(step.src_offset + step.dst_offset + step.src_region, default=-1) < 0
         or len(step.src_region) != len(step.src_offset)
-        or max(step.src_region) >= len(regions)
+        or max(step.src_region, default=-1) >= len(regions)
         or max(step.dst_offset, default=0) > len(arena)
     ):
         return None
@@ -193,9 +193,8 @@ class Retiler:
                 return False
             todo.append(each)
         core = native.core()
-        columns: dict[
-            int, list[NDArray[np.int64]]
-        ] = {}  # of pieces that several steps share, which live as they do
+        # Of pieces that several steps share, which live as long as they do.
+        columns: dict[int, list[NDArray[np.int64]]] = {}
         _bytes(arena, "arena", writable=True)
         for i, region in enumerate(src_regions):
             _bytes(region, f"regions[{i}]", writable=False)
