@@ -49,7 +49,9 @@ class CacheShape:
         for name in ("layers", "heads", "dim", "block_size", "blocks", "kvs"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise InvalidArgument("an extent is a positive integer", field=f"shape.{name}", got=value)
+                raise InvalidArgument(
+                    "an extent is a positive integer", field=f"shape.{name}", got=value, expected="1 or more"
+                )
 
     def extent(self, axis: Axis) -> int:
         """Number of indices along `axis`."""
@@ -241,7 +243,10 @@ class CompiledLayout:
         for piece in self.pieces:
             if kv in piece.kvs:
                 return piece
-        raise InvalidArgument("no piece of the layout holds this kv", field="kv", got=kv, layout=self.name)
+        held = ", ".join(str(kv) for piece in self.pieces for kv in piece.kvs)
+        raise InvalidArgument(
+            "no piece of the layout holds this kv", field="kv", got=kv, expected=held, layout=self.name
+        )
 
     @property
     def buffer_count(self) -> int:

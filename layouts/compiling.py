@@ -58,7 +58,10 @@ class Compiler:
         missing = set(range(shape.kvs)) - set(held)
         if missing:
             raise self._error(
-                "no piece holds this value of kv", "piece", None, f'where = "kv={min(missing)}"'
+                "no piece holds this value of kv",
+                "piece",
+                f"kv {', '.join(str(kv) for kv in sorted(held)) or 'none'}",
+                f'where = "kv={min(missing)}"',
             )
         first, pages = found[0]
         for piece, others in found[1:]:
@@ -147,7 +150,7 @@ class Compiler:
                 raise self._error(
                     "unknown parameter",
                     f"params.{short(name)}",
-                    None,
+                    given[name],
                     ", ".join(known) or "no parameters",
                     nearest(name, known),
                 )
@@ -346,7 +349,7 @@ class Compiler:
                 "a page is no whole number of bytes",
                 "codec",
                 f"{piece.elements} elements of {info.bits} bits",
-                None,
+                "a multiple of 8 bits",
             )
         left = info.group
         for digit in reversed(piece.inside):

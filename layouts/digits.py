@@ -61,7 +61,9 @@ class Refiner:
     def name(self, name: str, factors: list[Factor], field: str) -> None:
         """Let `name` stand for `factors` from here on."""
         if name in self.names:
-            raise LayoutError("this name has a meaning already", field=field, got=name)
+            raise LayoutError(
+                "this name has a meaning already", field=field, got=name, expected="a name of its own"
+            )
         self.names[name] = factors
 
     def order(self, order: Order) -> tuple[list[Factor], list[Factor]]:
@@ -107,7 +109,12 @@ class Refiner:
             n = evaluate(operand, self.params, self.field)
             if op == "%" and n > 1 and not factors:
                 got = f"{term.text!r} at column {term.at}, which takes %{n} of what is always 0"
-                raise LayoutError("this digit is not a digit of one axis", field=self.field, got=got)
+                raise LayoutError(
+                    "this digit is not a digit of one axis",
+                    field=self.field,
+                    got=got,
+                    expected="a digit that can be other than 0",
+                )
             high, low = self.cut(factors, n, term)
             factors = high if op == "/" else low
         if len(factors) > MAX_FACTORS:
@@ -160,11 +167,16 @@ def prove(
         if axis in buffers:
             if own:
                 raise LayoutError(
-                    "this axis selects the buffer and has no place in the order", field=field, got=str(own[0])
+                    "this axis selects the buffer and has no place in the order",
+                    field=field,
+                    got=str(own[0]),
+                    expected=f"no digit of {axis}",
                 )
             continue
         if not own:
-            raise LayoutError("this axis is missing in the order", field=field, expected=axis)
+            raise LayoutError(
+                "this axis is missing in the order", field=field, got=f"no digit of {axis}", expected=axis
+            )
         reach = 1
         for i, factor in enumerate(own):
             if factor.div < reach or (i and (factor.div, factor.ext) == (own[i - 1].div, own[i - 1].ext)):
@@ -182,6 +194,7 @@ def prove(
             raise LayoutError(
                 "this digit is missing in the order",
                 field=field,
+                got=f"{axis} up to {reach - 1} of {extents[axis] - 1}",
                 expected=str(Factor(axis, reach, -(-extents[axis] // reach))),
             )
         padded |= reach > extents[axis]

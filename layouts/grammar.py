@@ -90,7 +90,12 @@ def evaluate(expr: Arith, params: Mapping[str, int], field: str) -> int:
     """The value of `expr`, an integer in 1..2**40; `LayoutError` names what is not."""
     value = _evaluate(expr, params, field)
     if not 1 <= value <= MAX_NUMBER:
-        raise LayoutError("a digit needs a positive number", field=field, got=f"{show(expr)} = {value}")
+        raise LayoutError(
+            "a digit needs a positive number",
+            field=field,
+            got=f"{show(expr)} = {value}",
+            expected=f"1..{MAX_NUMBER}",
+        )
     return value
 
 
@@ -113,7 +118,10 @@ def _evaluate(expr: Arith, params: Mapping[str, int], field: str) -> int:
     if expr.op == "/":
         if right == 0 or left % right:
             raise LayoutError(
-                "a division does not come out even", field=field, got=f"{left} / {right} at column {expr.at}"
+                "a division does not come out even",
+                field=field,
+                got=f"{left} / {right} at column {expr.at}",
+                expected="a divisor without a rest",
             )
         return left // right
     value = {"+": left + right, "-": left - right, "*": left * right}[expr.op]

@@ -78,7 +78,10 @@ class Layout:
             tables = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise LayoutError(
-                "the declaration is not TOML", field=origin, got=short(str(error), 200)
+                "the declaration is not TOML",
+                field=origin,
+                got=short(str(error), 200),
+                expected="tables as docs/layouts.md has them",
             ) from None
         return cls(**Reader(tables, origin).fields(), text=text, origin=origin)
 

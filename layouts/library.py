@@ -62,17 +62,24 @@ def load(name_or_path: str | os.PathLike[str]) -> Layout:
 
 def _read(path: Path) -> Layout:
     if "\0" in str(path):
-        raise LayoutError("this is no path", field="layout", got=repr(str(path))[:200])
+        raise LayoutError(
+            "this is no path", field="layout", got=repr(str(path))[:200], expected="no zero byte"
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(4 * MAX_TEXT + 1)
         return Layout.from_toml(raw.decode("utf-8"), str(path))
     except OSError as error:
         raise LayoutError(
-            "cannot read this file", field=str(path), got=error.strerror or str(error)
+            "cannot read this file",
+            field=str(path),
+            got=error.strerror or str(error),
+            expected="a declaration in TOML",
         ) from error
     except UnicodeDecodeError as error:
-        raise LayoutError("this file is not UTF-8", field=str(path), got=str(error)[:200]) from None
+        raise LayoutError(
+            "this file is not UTF-8", field=str(path), got=str(error)[:200], expected="text in UTF-8"
+        ) from None
 
 
 def _plug(entry: EntryPoint) -> Layout:
@@ -83,7 +90,10 @@ def _plug(entry: EntryPoint) -> Layout:
             made = made()
     except Exception as error:  # a plug-in may raise anything; the user needs its name
         raise LayoutError(
-            "this plug-in failed", field=origin, got=f"{type(error).__name__}: {error}"[:200]
+            "this plug-in failed",
+            field=origin,
+            got=f"{type(error).__name__}: {error}"[:200],
+            expected="a Layout, or its text",
         ) from error
     if isinstance(made, str):
         made = Layout.from_toml(made, origin)

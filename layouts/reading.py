@@ -147,7 +147,7 @@ class Reader:
         if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
             raise self.error("of the wrong kind", prefix + key, value, "a list of strings that is not empty")
         if len(set(value)) != len(value):
-            raise self.error("a name comes twice", prefix + key, value)
+            raise self.error("a name comes twice", prefix + key, value, "each once")
         return value
 
     def _placement(self, top: Mapping[str, Any]) -> tuple[Placement, int, tuple[int, ...], Sharding | None]:
@@ -189,7 +189,7 @@ class Reader:
             if not isinstance(bank, int) or isinstance(bank, bool) or not 0 <= bank < MAX_CHANNELS:
                 raise self.error("no memory channel", f"placement.banks[{i}]", bank, f"0..{MAX_CHANNELS - 1}")
         if len(set(banks)) != len(banks):
-            raise self.error("a bank comes twice", "placement.banks", banks)
+            raise self.error("a bank comes twice", "placement.banks", banks, "each once")
         return tuple(banks)
 
     def _sharding(self, table: Mapping[str, Any]) -> Sharding:
@@ -265,10 +265,12 @@ class Reader:
         """How many dims share a scale; 0 where the order does not tell dims apart."""
         named = "dim" in names_in([*order.page, *order.inside])
         if "group" in table and not named:
-            raise self.error("scale.order does not name dim, so there are no groups", key, table["group"])
+            raise self.error(
+                "scale.order does not name dim, so there are no groups", key, table["group"], "no group"
+            )
         if named and "group" not in table:
             raise self.error(
-                "scale.order names dim, so the group is needed", key, None, "how many dims share a scale"
+                "scale.order names dim, so the group is needed", key, "none", "how many dims share a scale"
             )
         return bounded(table["group"], MAX_ELEMENTS, f"{self.origin}: {key}") if named else 0
 
@@ -297,7 +299,7 @@ class Reader:
                     nearest(word, ("layer", "kv")),
                 )
         if len(set(words)) != len(words):
-            raise self.error("a name comes twice", f"{prefix}buffers", " ".join(words))
+            raise self.error("a name comes twice", f"{prefix}buffers", " ".join(words), "each once")
         return tuple(axis for axis in AXES if axis in words)
 
     def _params(self, top: Mapping[str, Any]) -> tuple[tuple[str, int | Axis], ...]:
@@ -340,7 +342,7 @@ class Reader:
             raise self.error(
                 "two pieces hold the same values of kv",
                 "piece",
-                None,
+                " and ".join("any kv" if kv is None else f"kv={kv}" for kv in held),
                 'one piece, or one for each of where = "kv=0", "kv=1"',
             )
         return tuple(pieces)

@@ -50,7 +50,9 @@ def read_parts(reader: Tables, top: Mapping[str, Any], codecs: Sequence[str]) ->
     tables = top["part"]
     for key in ("piece", "scale"):
         if key in top:
-            raise reader.error("the parts have orders and scales of their own", key, None, "no such table")
+            raise reader.error(
+                "the parts have orders and scales of their own", key, "a table", "no such table"
+            )
     if (
         not isinstance(tables, list)
         or not 2 <= len(tables) <= MAX_PARTS
@@ -63,7 +65,7 @@ def read_parts(reader: Tables, top: Mapping[str, Any], codecs: Sequence[str]) ->
     ]
     names = [part.name for part in found]
     if len(set(names)) != len(names):
-        raise reader.error("a name comes twice", "part", " ".join(names))
+        raise reader.error("a name comes twice", "part", " ".join(names), "each once")
     if found[0].inside:
         raise reader.error("there is no page before it to lie in", "part[0].place", "page", "buffer")
     return tuple(found)

@@ -47,7 +47,9 @@ def parts_of(splits: Sequence[Split], dim: int, params: Mapping[str, int], field
         first = 0
         for name, expr in split.parts:
             if name in found or name in params:
-                raise LayoutError("this name has a meaning already", field=field, got=name)
+                raise LayoutError(
+                    "this name has a meaning already", field=field, got=name, expected="a name of its own"
+                )
             size = dim - first if expr is None else evaluate(expr, params, field)
             if first + size > dim or size < 0:
                 raise LayoutError(
@@ -100,6 +102,7 @@ def check_halves(piece: Piece, narrow: Sequence[str], params: Mapping[str, int],
                     "halves of what is less than the head are taken of the whole head",
                     field=field,
                     got=f"{term.text!r} at column {term.at} with {name} = {params[name]}",
+                    expected=f"halves of a part of {params[name]}",
                     hint=f'Split first: split = "dim = rotary:{name} + rest", and rename the part',
                 )
 
@@ -145,6 +148,7 @@ class Tables:
                     "two terms of a sum hold the same indices",
                     field=field,
                     got=f"{term.text!r} at column {term.at}",
+                    expected="each index in one term",
                 )
             value, held = np.where(table.held, first + table.value, value), held | table.held
             first += table.count
@@ -208,7 +212,10 @@ def _runs(stored: I64, field: str) -> tuple[Run, ...]:
         at = end
         if len(found) > MAX_RUNS:
             raise LayoutError(
-                "a rename falls into too many runs", field=field, expected=f"at most {MAX_RUNS}"
+                "a rename falls into too many runs",
+                field=field,
+                got=f"{len(found)} or more",
+                expected=f"at most {MAX_RUNS}",
             )
     return tuple(found)
 

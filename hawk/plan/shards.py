@@ -60,7 +60,9 @@ class Model:
             _positive(f"model.{name}", getattr(self, name))
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
-            raise InvalidArgument("two kinds have one name", field="model.kinds", got=names)
+            raise InvalidArgument(
+                "two kinds have one name", field="model.kinds", got=names, expected="each once"
+            )
         found = sorted(layer for kind in self.kinds for layer in kind.layers)
         if self.kinds and found != list(range(self.layers)):
             raise InvalidArgument(
@@ -72,7 +74,10 @@ class Model:
         for kind in self.kinds:
             if list(kind.layers) != sorted(kind.layers) or not kind.layers:
                 raise InvalidArgument(
-                    "layers are named in ascending order", field=f"model.kinds.{kind.name}", got=kind.layers
+                    "layers are named in ascending order",
+                    field=f"model.kinds.{kind.name}",
+                    got=kind.layers,
+                    expected=sorted(kind.layers) or "one layer or more",
                 )
             if kind.window is not None and kind.window < 2:
                 raise InvalidArgument(

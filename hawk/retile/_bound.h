@@ -57,8 +57,7 @@ static PyObject *bind_terms(PyObject *self, PyObject *args)
     Py_INCREF(Py_None);
     result = Py_None;
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
 
@@ -90,8 +89,7 @@ static PyObject *bind_base(PyObject *self, PyObject *args)
         }
     result = PyLong_FromLongLong(at);
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
 
@@ -153,8 +151,7 @@ static PyObject *bind_groups(PyObject *self, PyObject *args)
         }
     result = PyLong_FromLongLong(groups);
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
 
@@ -186,7 +183,6 @@ static PyObject *bind_pages(PyObject *self, PyObject *args)
     Py_INCREF(Py_None);
     result = Py_None;
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }

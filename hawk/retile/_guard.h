@@ -67,8 +67,7 @@ static PyObject *copy_guarded(PyObject *self, PyObject *args)
 refused:
     result = PyBool_FromLong(0);
 done:
-    while (held > 0)
-        PyBuffer_Release(&v[--held]);
+    let_go(v, held);
     return result;
 }
 
