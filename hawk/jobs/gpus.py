@@ -1,10 +1,10 @@
 """Retiling from the memory of a GPU: by its kernels into memory of its own, then by its copy engine into the arena.
 
-For each chunk a *lane*: a stream of the least priority, so that the engine's kernels go first, and room for one chunk
-on the GPU, allocated once.  On that stream, behind the events by which the engine said that the layers are written:
-the kernels, the copy into the arena (whose pages are locked, so that the copy engine writes them itself), an event.
-Where its pages cannot be locked each lane has room in locked memory, too, and a thread copies on from there.
-While a chunk is copied the one before is on the wire: chunks are in ranges of the arena of their own.
+For each chunk a *lane*: a stream of the least priority, so that an engine's kernels on streams of higher ones go first,
+and room for one chunk on the GPU, allocated once.  On that stream, behind the events by which the engine said that the
+layers are written: the kernels, the copy into the arena (whose pages are locked, so that the copy engine writes them
+itself), an event.  Where its pages cannot be locked each lane has room in locked memory, too, and a thread copies on
+from there.  While a chunk is copied the one before is on the wire: chunks are in ranges of the arena of their own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from hawk.memory import cuda_marks
 from hawk.memory.cuda import CudaMemory, Pinned, device
 from hawk.memory.cuda_driver import STICKY, CudaFault
 from hawk.observe.log import get as get_log
+from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.launch import CudaRetiler
-from hawk.retile.cuda.tables import Span
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from hawk.errors import InvalidArgument
 from hawk.retile import cpu
+from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.launch import CudaRetiler, span
-from hawk.retile.cuda.tables import Span
 from tests.unit.retile import layouts as lay
 from tests.unit.retile.cuda.test_codecs import EVERY, FACTORS, layouts_for, step_of
 from tests.unit.retile.cuda.test_pairs import CASES, planned

@@ -16,9 +16,10 @@ import numpy as np
 
 from hawk.errors import InvalidArgument, MissingDependency
 from hawk.retile.cuda import source
+from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.spec import THREADS
-from hawk.retile.cuda.tables import Span, bind
+from hawk.retile.cuda.tables import bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -13,7 +13,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument
 from hawk.retile import numpy_core
-from hawk.retile.cpu import places
+from hawk.retile.cuda.bases import bases_of
 from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.spec import VECTOR, Axis, Spec
 from hawk.retile.nests import factor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hawk.layouts.compiled import CodecInfo
     from hawk.retile.cpu import Step
+    from hawk.retile.cuda.bases import Span
     from hawk.retile.cuda.shelf import Shelf
     from hawk.retile.program import Program
 
@@ -44,13 +45,6 @@ NARROW = 1 << 32
 
 _COLUMNS = tuple(f.name for f in fields(Pieces))
 _LARGEST_UNIT = 4096
-
-
-class Span(NamedTuple):
-    """Memory that a kernel can reach: its first address, and how many bytes."""
-
-    address: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -178,7 +172,7 @@ def _known(
     steps: list[Step], others: Pieces | None, regions: Sequence[Span], arena: Span, shelf: Shelf[_Part] | None
 ) -> _Part:
     """`_part`, from the shelf where only the bases differ from what lies there."""
-    bases, room = _bases(steps, regions, arena)
+    bases, room = bases_of(steps, regions, arena)
     if shelf is None or others is not None:
         return _part(steps, others, bases, room)
     channels = len(steps[0].src_offset)
@@ -257,25 +251,6 @@ def _spec(
         wide=False,
     )
     return spec, src, dst
-
-
-def _bases(steps: list[Step], regions: Sequence[Span], arena: Span) -> tuple[I64, list[int]]:
-    """Addresses `int64[steps, channels of both sides]`, and the fewest bytes that lie behind them in any step."""
-    found, room = [], []
-    for step in steps:
-        src, dst = places(step, regions, arena, _behind)
-        spans = [*src, *dst]
-        found.append([span.address for span in spans])
-        room.append([span.nbytes for span in spans])
-    return np.array(found, np.int64), np.array(room, np.int64).min(axis=0).tolist()
-
-
-def _behind(span: Span, offset: int, field: str) -> Span:
-    if not 0 <= offset <= span.nbytes:
-        raise InvalidArgument(
-            "the offset lies outside its region", field=field, got=offset, expected=f"0..{span.nbytes}"
-        )
-    return Span(span.address + offset, span.nbytes - offset)
 
 
 # -- units -----------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from hawk.retile.cuda import source
-from hawk.retile.cuda.tables import Span, bind
+from hawk.retile.cuda.bases import Span
+from hawk.retile.cuda.tables import bind
 
 HEADER = Path(__file__).with_name("on_cpu.h").read_text()
 RUN = """

@@ -12,10 +12,11 @@ import pytest
 
 from hawk.errors import InvalidArgument, MissingDependency
 from hawk.retile import cpu
-from hawk.retile.cuda import source, tables
+from hawk.retile.cuda import bases, source, tables
+from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.launch import CudaRetiler, span
 from hawk.retile.cuda.shelf import Shelf
-from hawk.retile.cuda.tables import MAX_PARTS, Span, bind, split
+from hawk.retile.cuda.tables import MAX_PARTS, bind, split
 from hawk.retile.rows import RowsStep
 from tests.unit.retile import layouts as lay
 from tests.unit.retile.cuda import on_cpu
@@ -93,6 +94,28 @@ def test_layers_are_one_launch_and_share_their_tables(kernels):
     assert len(bound.table) - len(one.table) < 5 * 64
     kernels.run(steps, regions, got)
     assert np.array_equal(got, want)
+
+
+def test_bases_at_once_are_those_one_by_one():
+    a, b = PAIRS["into tiles"]
+    steps, regions, _ = layers_of(
+        4, a, b, lambda n, size: [aligned(size, 0) for _ in range(n)], lambda n: aligned(n, 0)
+    )
+    steps = [replace(step, src_offset=(8 * i,)) for i, step in enumerate(steps)]
+    spans, arena = [on_cpu.span(r) for r in regions], Span(1 << 40, 4 * b.channel_bytes * b.channels)
+    at_once, one_by_one = bases.bases_of(steps, spans, arena), bases._one_by_one(steps, spans, arena)
+    assert np.array_equal(at_once[0], one_by_one[0])
+    assert at_once[1] == one_by_one[1]
+    for change, field in (
+        ({"src_region": (9,)}, "src_region"),
+        ({"src_region": (-1,)}, "src_region"),
+        ({"src_region": (0, 0)}, "src_offset"),
+        ({"src_offset": (-8,)}, "src_offset"),
+        ({"src_offset": (1 << 50,)}, "src_offset"),
+        ({"dst_offset": (1 << 50, 0, 0)}, "dst_offset"),
+    ):
+        with pytest.raises(InvalidArgument, match=field):
+            bases.bases_of([*steps[:2], replace(steps[2], **change)], spans, arena)
 
 
 def test_the_same_pieces_are_worked_out_once(monkeypatch):
