@@ -22,9 +22,9 @@ from tests.lab.guest.rdma import DEVICE, address, gid_index, node, open_device
 
 SIZES = (64 << 10, 256 << 10, 1 << 20)
 NBYTES = 16 << 20
-RUNS = 7
-QUEUE_PAIRS = 2
-"""On both sides of the comparison."""
+RUNS = 5
+QUEUE_PAIRS = 1
+"""On both sides of the comparison; with two, perftest ended by an error over Soft-RoCE."""
 
 PORT = 18710
 LIMIT = 120.0
@@ -58,6 +58,15 @@ def perftest(meeting: Meeting, program: str, size: int, port: int) -> float:
     return float(row[3]) * 2**20 / 1e6  # the mean, in its megabytes of 2^20
 
 
+def _show(size: int, rows: dict[str, list[float]]) -> None:
+    for name in ("ib_read_bw", "ib_write_bw"):
+        rows[f"hawk / {name}"] = [a / b for a, b in zip(rows["hawk"], rows[name], strict=True)]
+    for name, values in rows.items():
+        print(
+            f"{size:>8} {name:<24} median {statistics.median(values):8.2f}, {min(values):.2f} to {max(values):.2f}"
+        )
+
+
 async def test_rates(meeting: Meeting) -> None:
     found: dict[int, dict[str, list[float]]] = {size: {} for size in SIZES}
     port = PORT
@@ -80,16 +89,8 @@ async def test_rates(meeting: Meeting) -> None:
                 said = await asyncio.to_thread(perftest, meeting, program, size, port)
                 found[size].setdefault(program, []).append(said)
         if link is not None:
+            _show(size, found[size])
             await link.close()
         await asyncio.to_thread(meeting.exchange)
         await transport.close()
         arena.close()
-    if node() == 2:
-        for size, rows in found.items():
-            for name in ("ib_read_bw", "ib_write_bw"):
-                rows[f"hawk / {name}"] = [a / b for a, b in zip(rows["hawk"], rows[name], strict=True)]
-            for name, values in rows.items():
-                print(
-                    f"{size:>8} {name:<24} median {statistics.median(values):8.2f}, "
-                    f"{min(values):.2f} to {max(values):.2f}"
-                )
