@@ -235,3 +235,8 @@ async def test_hawks_memory_on_the_device() -> None:
         assert memory.checksum(2, 100, 8) == npu.fnv1a(bytes(range(8)))
     finally:
         memory.close()
+
+
+@pytest.mark.usefixtures("clean")
+def test_nothing_was_lost() -> None:
+    checkers.assert_unleaked("hawk_npu")

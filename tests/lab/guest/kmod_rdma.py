@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.guest import npu, rdma
+from tests.lab.guest import checkers, npu, rdma
 from tests.lab.guest.npu import CHANNEL, PAGE, Device, clean, emulated
 from tests.lab.guest.rdma import SGE, SendWR, e
 
@@ -88,3 +88,7 @@ def test_a_registration_that_outlives_close_does_not_see_the_next_owner() -> Non
         assert npu.counts()["pages_kept"] == KEPT
     mr.close()
     npu.until_counts({})
+
+
+def test_nothing_was_lost() -> None:
+    checkers.assert_unleaked("hawk_npu")
