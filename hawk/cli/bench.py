@@ -38,6 +38,21 @@ def _size(_context: click.Context, option: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(str(error), param=option) from None
 
 
+_sizes = click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=_size,
+    help="Size of a cache, such as 80MB; may be given again.",
+)
+_transports = click.option(
+    "--transport", "transports", multiple=True, help="Transport to measure; may be given again."
+)
+_five_runs = click.option(
+    "--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]"
+)
+
+
 def _bench(module: str, as_json: bool, **options: Any) -> None:
     """Runs one benchmark with the options that were given; the others keep the module's own defaults."""
     from rich.console import Console
@@ -51,15 +66,9 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    callback=_size,
-    help="Size of a cache, such as 80MB; may be given again.",
-)
-@click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
-@click.option("--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]")
+@_sizes
+@_transports
+@_five_runs
 @click.option("--quick", is_flag=True, help="One run of the first size: does it work, not how fast is it.")
 @_json
 def transfer(
@@ -115,7 +124,7 @@ def retile(as_json: bool, device: str | None, **options: Any) -> None:
 
 
 @bench.command()
-@click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
+@_transports
 @click.option("--runs", type=click.IntRange(1, 100_000), help="Single jobs.  [default: 200]")
 @click.option("--at-once", type=click.IntRange(1, 100_000), help="Concurrent jobs.  [default: 1000]")
 @click.option(
@@ -136,7 +145,7 @@ def jobs(as_json: bool, **options: Any) -> None:
 @click.option(
     "--way", "ways", multiple=True, help='A whole job to measure, such as "shm, full"; may be given again.'
 )
-@click.option("--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]")
+@_five_runs
 @click.option("--quick", is_flag=True, help="One run of 8 MB: does it work, not how fast is it.")
 @_json
 def integrity(as_json: bool, **options: Any) -> None:
@@ -174,15 +183,9 @@ def verbs(as_json: bool, segments: int, runs: int, mebibytes: int) -> None:
 
 @bench.command()
 @click.option("--device", default="cuda:0", show_default=True, help="The GPU.")
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    callback=_size,
-    help="Size of a cache, such as 80MB; may be given again.",
-)
-@click.option("--transport", "transports", multiple=True, help="Transport to measure; may be given again.")
-@click.option("--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]")
+@_sizes
+@_transports
+@_five_runs
 @click.option("--quick", is_flag=True, help="One run of the first size over the first transport.")
 @_json
 def gpu(as_json: bool, **options: Any) -> None:

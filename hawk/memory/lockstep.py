@@ -14,7 +14,7 @@ from hawk.memory.base import Allocation
 from hawk.memory.ranges import Range, RangeAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class LockstepAllocator:
@@ -56,26 +56,23 @@ class LockstepAllocator:
 
     def first_fit(self, nbytes: int, channels: Sequence[int]) -> int | None:
         """The lowest offset with `nbytes` free in each of `channels`, or None."""
-        # Each bank moves the candidate up to its own next fit, until all of them in a row agree on it.
-        offset, agreed = 0, 0
-        while agreed < len(channels):
-            for c in channels:
-                found = self.banks[c].first_fit(nbytes, offset)
-                if found is None:
-                    return None
-                agreed = agreed + 1 if found == offset else 1
-                offset = found
-                if agreed == len(channels):
-                    break
-        return offset
+        return self._agreed(channels, 0, lambda bank, offset: bank.first_fit(nbytes, offset))
 
     def last_fit(self, nbytes: int, channels: Sequence[int]) -> int | None:
         """The highest offset with `nbytes` free in each of `channels`, or None."""
         held = -(-nbytes // self.alignment) * self.alignment
-        offset, agreed = self.channel_bytes, 0
+        top = self.channel_bytes - held
+        return self._agreed(channels, top, lambda bank, offset: bank.last_fit(nbytes, offset + held))
+
+    def _agreed(
+        self, channels: Sequence[int], offset: int, fit: Callable[[RangeAllocator, int], int | None]
+    ) -> int | None:
+        """The offset nearest to the first that fits in each of `channels`, or None."""
+        # Each bank moves the candidate on to its own next fit, until all of them in a row agree on it.
+        agreed = 0
         while agreed < len(channels):
             for c in channels:
-                found = self.banks[c].last_fit(nbytes, min(offset + held, self.channel_bytes))
+                found = fit(self.banks[c], offset)
                 if found is None:
                     return None
                 agreed = agreed + 1 if found == offset else 1
