@@ -74,6 +74,7 @@ class VerbsTransport(Transport):
         self._server: Server | None = None
         self._links: set[VerbsLink] = set()
         self._registering: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._host = ""
 
     @classmethod
@@ -93,7 +94,7 @@ class VerbsTransport(Transport):
         self._worker = worker = Worker()
         try:
             driver: Driver = self.driver if self.driver is not None else PyverbsDriver()
-            self._ports = await worker.call(open_ports, driver, self.config.devices, self.config.gid_index)
+            await worker.call(self._open_ports, driver)
             devices = list({id(p.device): p.device for p in self._ports}.values())
             self._check_ports()
             self._registrations = Registrations([p.device for p in self._ports], worker, self.config.slice)
@@ -106,8 +107,8 @@ class VerbsTransport(Transport):
                 bandwidth=max(rate / 8, 1e6),
             )
             server = Server(self.config, self._grants, self._token, self._ports, self._registrations, worker)
-            await server.start(self._host)
             self._server = server
+            await server.start(self._host)
             self._prepare()
         except VerbsError as error:
             await self.close()
@@ -115,6 +116,10 @@ class VerbsTransport(Transport):
         except BaseException:
             await self.close()
             raise
+
+    def _open_ports(self, driver: Driver) -> None:
+        # In the worker's thread: whoever is cancelled meanwhile closes what was opened.
+        self._ports = open_ports(driver, self.config.devices, self.config.gid_index)
 
     def _check_ports(self) -> None:
         kinds = {(p.port.link, _family(p.gid.gid)) for p in self._ports}
@@ -137,7 +142,18 @@ class VerbsTransport(Transport):
         return host
 
     async def close(self) -> None:
-        """See `Transport.close`."""
+        """See `Transport.close`; goes on where it is cancelled, and the next call waits for its end."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            await self._end()
+        finally:
+            self._closing = None
+
+    async def _end(self) -> None:
         for link in list(self._links):
             await link.close()
         server, self._server = self._server, None
@@ -254,6 +270,8 @@ class VerbsTransport(Transport):
         token = _checks.token_of(endpoint.get("token", ""))
         if not verdict.ok or token is None or self._registrations is None or self._worker is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
+        if self._closing is not None:
+            raise PeerUnreachable("this side is closing", transport=self.name)
         link = VerbsLink(
             self.config,
             self._ports,
@@ -262,9 +280,9 @@ class VerbsTransport(Transport):
             int(endpoint["ports"]),
             _wire.reader_id(self._token),
         )
-        await link.open(endpoint["host"], int(endpoint["port"]), token, timeout)
         link.on_close = self._links.discard
-        self._links.add(link)
+        self._links.add(link)  # before it is open: closing ends that as well
+        await link.open(endpoint["host"], int(endpoint["port"]), token, timeout)
         return link
 
 

@@ -18,6 +18,7 @@ from hawk.errors import (
     DeadlineExceeded,
     HawkError,
     PeerUnreachable,
+    RegistrationFailed,
     TransferFailed,
 )
 from hawk.observe.log import get as get_log
@@ -70,6 +71,7 @@ class VerbsLink(Link):
         self._stripes = [Stripe(i, i % len(ports)) for i in range(config.queue_pairs)]
         self._works: deque[Work] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: asyncio.Task[None] | None = None
         self._dialogue: Dialogue | None = None
         self._shape: Shape | None = None
         self._over: HawkError | None = None
@@ -82,7 +84,15 @@ class VerbsLink(Link):
         self._peer = f"{host}:{port}"
         try:
             async with asyncio.timeout(timeout):
-                await self._open(host, port, token)
+                self._opening = asyncio.get_running_loop().create_task(self._open(host, port, token))
+                await self._opening
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            asked = me is not None and me.cancelling() > 0
+            await self.close()
+            if asked:
+                raise
+            raise PeerUnreachable("the link was closed while it opened", peer=self._peer) from None
         except TimeoutError as error:
             await self.close()
             if isinstance(error, HawkError):
@@ -175,6 +185,10 @@ class VerbsLink(Link):
             if isinstance(error, HawkError):
                 raise
             raise self._late(timeout) from error
+        except RegistrationFailed as error:
+            if self._over is not None:
+                raise self._ended() from error
+            raise
         if self._over is not None:
             raise self._ended()
         self._works.append(work)
@@ -367,6 +381,9 @@ class VerbsLink(Link):
     async def close(self) -> None:
         """See `Link.close`."""
         self._lost(TransferFailed("the link is closed", peer=self._peer))
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self._dialogue is not None:

@@ -187,6 +187,8 @@ class Registrations:
 
     async def of(self, region: Region, access: int) -> Registered:
         """The registration of a region for this kind of access, made if need be.  Raises `RegistrationFailed`."""
+        if self._closed:
+            raise RegistrationFailed("the transport is closed", field=region.name)
         key = (id(region.array), access)
         known = self._known.get(key)
         if known is not None and known.array() is not region.array:

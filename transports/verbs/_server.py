@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hawk.errors import HawkError, RegistrationFailed, TransportError
 from hawk.observe.log import get as get_log
+from hawk.transports._threads import outlast
 from hawk.transports.verbs import _wire
 from hawk.transports.verbs._device import BIND, VerbsError
 from hawk.transports.verbs._session import Session
@@ -64,18 +65,27 @@ class Server:
     async def start(self, host: str) -> None:
         """Binds and listens.  Raises `TransportError` naming the address."""
         port = self.config.port
+        # To its end even if cancelled: asyncio loses a listener that is cancelled while it begins.
+        beginning = asyncio.get_running_loop().create_task(self._listen(host, port))
         try:
-            self._listener = await asyncio.start_server(
-                self._accept, None if host == "*" else host, port, limit=_wire.MOST_BYTES + 64
-            )
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
+            await outlast(beginning)
+        finally:
+            failed = beginning.exception()
+        if isinstance(failed, OSError):
+            in_use = failed.errno == errno.EADDRINUSE
             raise TransportError(
                 "the port is in use" if in_use else "cannot listen",
                 field="transport.verbs.port" if in_use else "transport.verbs.host",
-                got=f"{host}:{port}" if in_use else error,
+                got=f"{host}:{port}" if in_use else failed,
                 address=f"{host}:{port}",
-            ) from error
+            ) from failed
+        if failed is not None:
+            raise failed
+
+    async def _listen(self, host: str, port: int) -> None:
+        self._listener = await asyncio.start_server(
+            self._accept, None if host == "*" else host, port, limit=_wire.MOST_BYTES + 64
+        )
         self.port = int(self._listener.sockets[0].getsockname()[1])
 
     @property
