@@ -45,6 +45,15 @@ class Pair:
         targets.check(segments, self.arena.region.array)
         return targets
 
+    async def known(self) -> None:
+        """The serving side has seen that this reader is who it says it is."""
+        grant = self.serving.grant(0, ARENA)
+        self.serving.expect(grant, self.reading.endpoint)
+        await self.read(grant.key)
+        dialogue = self.link._dialogue
+        assert dialogue is not None
+        assert not dialogue._announced, "before that it is told nothing that it does not ask for"
+
     def broken(self) -> list[int]:
         return [s.failures for s in self.link._stripes]
 
@@ -236,6 +245,7 @@ async def test_windows_are_gone_with_the_link() -> None:
 
 async def test_a_grant_whose_reader_is_known_is_open_before_it_asks() -> None:
     async with pair() as it:
+        await it.known()
         asked: list[Any] = []
         ask = it.link._ask
 
@@ -263,6 +273,7 @@ async def test_a_grant_whose_reader_is_known_is_open_before_it_asks() -> None:
 
 async def test_an_announcement_that_is_out_of_date_harms_nobody() -> None:
     async with pair() as it:
+        await it.known()
         dialogue = it.link._dialogue
         assert dialogue is not None
         grant, good = it.serving.grant(0, ARENA), it.serving.grant(0, ARENA)

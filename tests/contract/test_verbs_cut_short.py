@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import dataclasses
-import errno
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
@@ -148,9 +146,7 @@ async def test_a_read_that_is_cancelled_leaves_nothing() -> None:
             await other.start()
             link = await other.connect(one.endpoint, timeout=LIMIT)
             grant = one.grant(0, ARENA)
-            await cancelled_after(
-                steps, link.read(grant.key, WHOLE, Targets([ARENA]).regions, timeout=LIMIT)
-            )
+            await cancelled_after(steps, link.read(grant.key, WHOLE, Targets([ARENA]).regions, timeout=LIMIT))
             await cancelled_after(steps, one.revoke(grant))
             assert await one.revoke(grant)
             await other.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +34,10 @@ class Dialogue:
     @classmethod
     async def connect(cls, host: str, port: int) -> Dialogue:
         """Connects.  Raises `OSError`."""
-        return cls(*await asyncio.open_connection(host, port, limit=_wire.MOST_BYTES + 64))
+        try:
+            return cls(*await asyncio.open_connection(host, port, limit=_wire.MOST_BYTES + 64))
+        except ValueError as error:  # how the resolver is told that this can be no name of a host
+            raise OSError(errno.EINVAL, f"no address: {error}") from error
 
     async def first(self, hello: _wire.Hello) -> _wire.Answer:
         """Says hello, and gives the answer.  Raises `OSError`."""

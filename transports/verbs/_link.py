@@ -75,6 +75,7 @@ class VerbsLink(Link):
         self._dialogue: Dialogue | None = None
         self._shape: Shape | None = None
         self._over: HawkError | None = None
+        self._ending = asyncio.Event()
         self._peer = ""
 
     # -- opening -------------------------------------------------------------------------------------------------
@@ -242,15 +243,14 @@ class VerbsLink(Link):
             if answer.why == _wire.DENIED:
                 raise AccessDenied("the key is unknown or revoked", peer=self._peer)
             raise TransferFailed("the peer cannot open the range", got=answer.text, peer=self._peer)
-        if (
-            not isinstance(answer, _wire.Entered)
-            or len(answer.keys) != len(self._stripes)
-            or len(answer.queues) != len(self._stripes)
-            or any(len(keys) not in (0, len(answer.windows)) for keys in answer.keys)
-        ):
-            raise TransferFailed("the peer's answer makes no sense", peer=self._peer)
-        assert self._shape is not None
-        work.enter(answer, self._shape)
+        try:
+            if not isinstance(answer, _wire.Entered):
+                raise _wire.BadWire(f"{type(answer).__name__} in answer to Enter")
+            _wire.check_entered(answer, len(self._stripes))
+            assert self._shape is not None
+            work.enter(answer, self._shape)
+        except _wire.BadWire as error:
+            raise TransferFailed("the peer's answer makes no sense", got=error, peer=self._peer) from error
         for stripe, keys, number in zip(self._stripes, answer.keys, answer.queues, strict=True):
             if stripe.end is None or number != stripe.peer:
                 work.keys[stripe.index] = None  # the answer and a fresh queue pair crossed on their way
@@ -319,7 +319,7 @@ class VerbsLink(Link):
         since = time.monotonic()
         while self._over is None:
             if stripe.failures > 1:
-                await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (stripe.failures - 2), _LONGEST_PAUSE))
+                await self._pause(min(_FIRST_PAUSE * 2 ** (stripe.failures - 2), _LONGEST_PAUSE))
             try:
                 await self._renew(stripe)
                 break
@@ -331,7 +331,14 @@ class VerbsLink(Link):
                     self._lost(TransferFailed("no queue pair can be made anew", got=error, peer=self._peer))
         self._pump()
 
+    async def _pause(self, seconds: float) -> None:
+        """Waits; not for a link that ends meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
+
     async def _renew(self, stripe: Stripe) -> None:
+        if self._over is not None:
+            raise self._ended()
         end = self._end(stripe)
         adopted = False
         try:
@@ -361,6 +368,7 @@ class VerbsLink(Link):
         if self._over is not None:
             return
         self._over = error
+        self._ending.set()
         if self._dialogue is not None:
             self._dialogue.abort()
         for work in list(self._works):

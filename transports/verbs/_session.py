@@ -24,6 +24,7 @@ _DEPTH = 128
 
 _MOST_QUEUES = 64
 _MOST_QUESTIONS = 4096
+_MOST_PROMISED = 1024
 
 
 class Session:
@@ -41,6 +42,9 @@ class Session:
         self._visits: dict[bytes, Visit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self._renewing: list[asyncio.Lock] = []
+        self._promised: dict[bytes, None] = {}  # in order
+        self._proven = False
         self.reader = b""
 
     async def run(self, hello: _wire.Hello) -> None:
@@ -53,6 +57,7 @@ class Session:
             _wire.check(facts, len(self._server.ports))
             self._ports.append(facts.port)
             self._ends.append(None)
+            self._renewing.append(asyncio.Lock())
             answers.append(await self._connect(len(self._ends) - 1, facts))
         _wire.write(self._writer, _wire.Welcome(answers))
         while True:
@@ -94,12 +99,17 @@ class Session:
         return end.facts(self._ports[index])
 
     async def _renew(self, question: _wire.Renew) -> None:
-        """Replaces a queue pair that broke; what was bound on the old one ends with it."""
-        old, self._ends[question.index] = self._ends[question.index], None
+        """Replaces a queue pair that broke; what was bound on the old one ends with it.
+
+        One after the other: a reader that has given up waiting asks again while the first is under way.
+        """
         try:
-            if old is not None:
-                await self._retire(old)
-            answer = await self._connect(question.index, question.queue)
+            async with self._renewing[question.index]:
+                old = self._ends[question.index]
+                if old is not None:
+                    await self._retire(old)  # kept until it is gone, so that closing finds it
+                    self._ends[question.index] = None
+                answer = await self._connect(question.index, question.queue)
             _wire.write(self._writer, _wire.Renewed(question.seq, answer))
         except VerbsError as error:
             _wire.write(self._writer, _wire.Refused(question.seq, _wire.FAILED, str(error)))
@@ -120,8 +130,16 @@ class Session:
     # -- grants --------------------------------------------------------------------------------------------------
 
     def announce(self, key: bytes) -> None:
-        """Opens a grant that the reader is about to ask for, and tells it."""
-        if self._closing is None and len(self._tasks) < _MOST_QUESTIONS:
+        """Opens a grant that the reader is about to ask for, and tells it.
+
+        Only once it has entered one by itself that nobody but the reader that it calls itself was given the key of:
+        other agents know that reader's token, too.
+        """
+        if not self._proven:
+            self._promised[key] = None
+            if len(self._promised) > _MOST_PROMISED:
+                del self._promised[next(iter(self._promised))]
+        elif self._closing is None and len(self._tasks) < _MOST_QUESTIONS:
             self._start(self._announce(key))
 
     async def _announce(self, key: bytes) -> None:
@@ -136,6 +154,9 @@ class Session:
     async def _enter(self, question: _wire.Enter) -> None:
         try:
             answer = await self._answer(question)
+            if isinstance(answer, _wire.Entered) and question.key in self._promised:
+                self._proven = True
+                self._promised.clear()
         except (VerbsError, RegistrationFailed) as error:
             log.warning("a grant could not be opened", reason=str(error))
             answer = _wire.Refused(question.seq, _wire.FAILED, str(error))
@@ -155,6 +176,9 @@ class Session:
             visit.parts = parts(registered, held.grant.offset, held.grant.nbytes)
             visit.evict = lambda: self._evict(question.key, visit)
             self._visits[question.key] = visit
+        if not _wire.fits(len(visit.parts), len(self._ends)):
+            text = f"{len(visit.parts)} windows on {len(self._ends)} queue pairs: raise transport.verbs.slice"
+            return _wire.Refused(question.seq, _wire.FAILED, text)
         keys: list[list[int]] = []
         numbers: list[int] = []
         async with visit.lock:

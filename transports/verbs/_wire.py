@@ -4,7 +4,8 @@
     server -> reader   Welcome   the server's queue pairs, connected to the reader's
     reader -> server   Enter     the key of a grant
     server -> reader   Entered   where its range lies, and a remote key for each queue pair; also unasked, with seq 0
-                                 and the grant's key, where the server knows who will read
+                                 and the grant's key, where the server knows who will read and that this is who:
+                                 it has entered a grant that nobody else was told of
     reader -> server   Renew     a queue pair broke; here is a fresh one
     server -> reader   Renewed   the server's fresh one, connected to it
     server -> reader   Refused   in place of any of these answers, and why
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import struct
 from typing import TYPE_CHECKING
 
@@ -178,3 +180,26 @@ def check(facts: QueueFacts, ports: int) -> None:
         or not 0 < facts.reads_in < 256
     ):
         raise BadWire("a queue pair is impossible")
+
+
+def check_entered(entered: Entered, queues: int) -> None:
+    """Raises `BadWire` unless a link of so many queue pairs can read by it: addresses fit, windows are in order."""
+    windows, end = entered.windows, entered.offset + entered.nbytes
+    if (
+        not len(entered.keys) == len(entered.queues) == queues
+        or any(len(keys) not in (0, len(windows)) for keys in entered.keys)
+        or not all(0 <= key < 1 << 32 for keys in entered.keys for key in keys)
+        or entered.nbytes <= 0
+        or entered.offset < 0
+        or entered.base < 0
+        or entered.base + end >= 1 << 63
+        or windows[:1] != [entered.offset]
+        or windows[-1] >= end
+        or any(a >= b for a, b in itertools.pairwise(windows))
+    ):
+        raise BadWire("an impossible range")
+
+
+def fits(windows: int, queues: int) -> bool:
+    """Whether an `Entered` of so many windows on so many queue pairs goes into one frame."""
+    return windows * (9 + 5 * queues) + 20 * queues + 256 <= MOST_BYTES

@@ -11,6 +11,7 @@ import numpy as np
 from hawk.errors import AccessDenied, HawkError
 from hawk.transports import _pieces
 from hawk.transports.verbs import _abi
+from hawk.transports.verbs._wire import BadWire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ class Work:
         self._segments = segments
         self._regions = tuple(regions)  # kept alive, since bytes land in them
         self._registered = registered
+        self._windows: tuple[int, ...] = ()
         self._again: deque[Flight] = deque()
         self._batches: Iterator[Batch] | None = None
         self._next: Flight | None = None
@@ -68,7 +70,13 @@ class Work:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def enter(self, entered: Entered, shape: Shape) -> None:
-        """The grant is open: what may be read of it is known.  Raises `AccessDenied` for segments outside it."""
+        """The grant is open: what may be read of it is known.
+
+        Raises `AccessDenied` for segments outside it, `BadWire` for other windows than requests were laid out for.
+        """
+        if self._windows != (windows := tuple(entered.windows)) and self._batches is not None:
+            raise BadWire("the windows of a grant changed")
+        self._windows = windows
         self.keys = [np.asarray(keys, np.uint32) if keys else None for keys in entered.keys]
         if self._batches is None:
             self._batches = self._cut(self._places(entered), shape, entered)
