@@ -7,6 +7,7 @@ import gzip
 import os
 import re
 import resource
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,10 @@ class Machine:
         return []
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
-        return self.path(name).exists()
+        """Whether there is such a file, as far as this user may look."""
+        with contextlib.suppress(OSError):
+            return self.path(name).exists()
+        return False
 
     @property
     def release(self) -> str:
@@ -70,7 +73,7 @@ class Machine:
     def configured(self, option: str) -> bool | None:
         """Whether the kernel was built with CONFIG_`option`; None where it does not say how it was built."""
         text = ""
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, zlib.error):
             text = gzip.decompress(self.path("/proc/config.gz").read_bytes()).decode(errors="replace")
         text = text or self.read(f"/boot/config-{self.release}")
         if not text:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -123,6 +124,9 @@ class NpuDevice(Channels):
         self._calls = calls or Kernel()
         self._device = device
         self._fds: list[int] = []
+        self._asking = (
+            threading.Lock()
+        )  # while the descriptor is in use it is not closed, nor another's by then
         with contextlib.ExitStack() as undo:
             undo.callback(self._close_fds)
             fd = self._open(name)
@@ -199,7 +203,10 @@ class NpuDevice(Channels):
 
     def _ask(self, field: str, fd: int, request: int, argument: ctypes.Structure, what: str) -> None:
         try:
-            self._calls.ioctl(fd, request, argument)
+            with self._asking:
+                if fd not in self._fds:
+                    raise OSError(errno.EBADF, "the memory is closed")
+                self._calls.ioctl(fd, request, argument)
         except OSError as e:
             if e.errno == errno.ENOMEM:
                 raise OutOfMemory(f"{self._device} {what}", field=field, got=e.strerror) from e
@@ -220,7 +227,8 @@ class NpuDevice(Channels):
     async def flush(self, ranges: ByteRanges) -> None:
         """Has the module read behind the last write of each channel, in a thread.
 
-        Raises `InvalidArgument` for bad ranges and `HawkMemoryError` if the device is gone.
+        Raises `InvalidArgument` for bad ranges and `HawkMemoryError` if the device is gone, or the memory is closed
+        meanwhile.
         """
         self._check_ranges(ranges)
         work = asyncio.get_running_loop().run_in_executor(None, self._flush, ranges)
@@ -233,6 +241,8 @@ class NpuDevice(Channels):
     def _flush(self, ranges: ByteRanges) -> None:
         spans = ranges.spans()
         for channel in np.unique(spans.region).tolist():
+            if self._closing.is_set():
+                raise HawkMemoryError("the memory was closed during a flush", field=self.name)
             rows = spans.region == channel
             start = int(spans.start[rows].min())
             end = int((spans.start[rows] + spans.nbytes[rows]).max())
@@ -262,5 +272,6 @@ class NpuDevice(Channels):
         self._close_fds()
 
     def _close_fds(self) -> None:
-        while self._fds:
-            self._calls.close(self._fds.pop())
+        with self._asking:
+            while self._fds:
+                self._calls.close(self._fds.pop())

@@ -27,7 +27,10 @@ def map_window(fd: int, nbytes: int, *, writable: bool = True, name: str = "wind
         raise RegistrationFailed(
             "the dma-buf is too small", field=name, got=f"{size} bytes", expected=f"{nbytes} bytes"
         )
-    own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    try:
+        own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError as e:
+        raise RegistrationFailed("the dma-buf cannot be kept", field=name, got=e.strerror) from e
     try:
         mapped = Mapping(own, nbytes, writable)
         problem = mapped.advise(MADV_POPULATE_WRITE)

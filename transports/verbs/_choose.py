@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hawk.errors import InvalidArgument, NotViable
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _device
-from hawk.transports.verbs._device import GidEntry
+from hawk.transports.verbs._device import GidEntry, VerbsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,13 +103,17 @@ def open_ports(
 ) -> list[Chosen]:
     """The ports to use, opened: those that `names` says ("NAME" or "NAME:PORT"), else the fastest active one.
 
-    Of equally fast ports the first in the order of the driver's names counts.  Raises `InvalidArgument` for a name that
-    is not there, `NotViable` where nothing can be used; opens nothing then.
+    Of equally fast ports the first in the order of the driver's names counts.  Without `names` what cannot be opened
+    is passed over: a container has often been given one device of several that it sees.
+
+    Raises `InvalidArgument` for a name that is not there, `NotViable` where nothing can be used, `VerbsError` as the
+    device said; opens nothing then.
     """
     there = list(driver.devices())
     opened: dict[str, Device] = {}
     chosen: list[Chosen] = []
     kept: set[int] = set()
+    failed: VerbsError | None = None
     try:
         for wanted in names or there:
             name, _, number = wanted.partition(":")
@@ -120,13 +124,16 @@ def open_ports(
                     got=repr(wanted),
                     expected="NAME or NAME:PORT of " + (", ".join(there) or "none at all"),
                 )
-            device = opened.get(name) or opened.setdefault(name, driver.open(name))
             try:
+                device = opened.get(name) or opened.setdefault(name, driver.open(name))
                 chosen.append(_look(device, int(number) if number else 0, gid_index, local))
-            except NotViable as error:
+            except (NotViable, VerbsError) as error:
                 if names:
                     raise
+                failed = error if isinstance(error, VerbsError) else failed
                 log.info("RDMA device passed over", device=name, reason=str(error))
+        if not chosen and failed is not None:
+            raise failed
         if not chosen:
             raise NotViable(
                 "no port of any RDMA device is active",
@@ -140,7 +147,10 @@ def open_ports(
     finally:
         for device in opened.values():
             if id(device) not in kept:
-                device.close()
+                try:
+                    device.close()
+                except VerbsError as error:
+                    log.error("a device could not be closed", device=device.name, reason=str(error))
 
 
 def _look(device: Device, number: int, gid_index: int, local: Callable[[str], bool]) -> Chosen:

@@ -48,12 +48,18 @@ def load(places: Sequence[Path] | None = None) -> ModuleType:
     """
     known = sys.modules.get("pyverbs")
     if known is not None:
-        return known
+        return _usable(known)
+    unusable: MissingDependency | None = None
     if places is None:
+        places = folders()
         try:
             return _usable(importlib.import_module("pyverbs"))
-        except ModuleNotFoundError:
-            places = folders()
+        except ImportError:
+            _forget()
+        except MissingDependency as error:
+            # A folder of that name on the path, for instance; the distribution's may do all the same.
+            unusable = error
+            _forget()
     for folder in places:
         start = folder / "pyverbs" / "__init__.py"
         if not start.is_file():
@@ -68,10 +74,15 @@ def load(places: Sequence[Path] | None = None) -> ModuleType:
         try:
             spec.loader.exec_module(module)
             return _usable(module)
+        except ImportError as error:
+            _forget()
+            raise MissingDependency(
+                "pyverbs cannot be loaded", field="transport.verbs", got=f"{start}: {error}", hint=HINT
+            ) from error
         except BaseException:
             _forget()
             raise
-    raise MissingDependency(
+    raise unusable or MissingDependency(
         "pyverbs is not installed", field="transport.verbs", got="no package pyverbs", hint=HINT
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -48,6 +48,13 @@ the run's logs and consoles and says where. docs/lab.md tells how to add a suite
 """
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: seconds, from 1 on")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/vm-lab",
@@ -58,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kernel", metavar="CHOICE", help=f"instead of {CHOICE}")
     parser.add_argument("--guests", type=int, choices=(1, 2), default=1, help="for exec")
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="for exec, in seconds (300)"
+        "--timeout", type=_seconds, default=300.0, metavar="S", help="for exec, in seconds (300)"
     )
     parser.add_argument(
         "--build", action="append", default=[], metavar="FOLDER", help="for exec: build a module first"
@@ -69,14 +76,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_again_in_venv(arguments: list[str]) -> int | None:
-    """Suites run with what `.venv` has: goes on there, unless this is it or has the tests' tools itself."""
+def _run_again_in_venv(arguments: list[str]) -> None:
+    """Suites run with what `.venv` has: goes on there, unless this is it or has the tests' tools itself.
+
+    As this process, not as its child: who ends it ends the run, which tidies up then.
+    """
     with contextlib.suppress(ImportError):
         import pytest  # noqa: F401
 
-        return None
-    python = ensure("test")
-    return subprocess.run([str(python), str(Path(__file__).parent), *arguments], check=False).returncode
+        return
+    python = str(ensure("test"))
+    sys.stdout.flush()
+    os.execv(python, [python, str(Path(__file__).parent), *arguments])
 
 
 def _show(node: int, line: str) -> None:
@@ -105,9 +116,7 @@ def main(arguments: list[str]) -> int:
         fail(f"no such suite: {', '.join(unknown)}; there are {', '.join(suites)}")
     if asked.command == "exec" and (not rest or asked.names):
         fail("exec runs what follows --")
-    status = _run_again_in_venv(arguments)
-    if status is not None:
-        return status
+    _run_again_in_venv(arguments)
     with Lab(choice=asked.kernel, say=say, on_line=_show, keep=asked.keep) as lab:
         if asked.command == "exec":
             return _exec(lab, rest, asked.guests, asked.timeout, asked.build)

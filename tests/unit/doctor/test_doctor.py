@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
 import json
 import resource
@@ -134,3 +135,20 @@ def test_a_config_is_checked_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert status == 1
     assert "role" in said
     assert tree(tmp_path, LINUX).release_numbers == (6, 1)
+
+
+def test_what_may_not_be_looked_at_or_is_torn_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = tree(tmp_path, {**ROCE, "/proc/sys/kernel/osrelease": "6.1.0"})
+    (tmp_path / "proc" / "config.gz").write_bytes(
+        gzip.compress(b"CONFIG_DMA_SHARED_BUFFER=y\n")[:12] + bytes(40)
+    )
+    assert machine.configured("DMA_SHARED_BUFFER") is None
+
+    def shut(path: Path, **_: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", shut)
+    assert not machine.loaded("nvidia")
+    assert not machine.exists("/sys/module/nvidia")

@@ -221,3 +221,37 @@ def test_a_client_maps_memfds_as_ever_and_refuses_the_rest() -> None:
             map_window(fd, 4096, name="npu0/channel0")
     finally:
         os.close(fd)
+
+
+async def test_closing_while_a_flush_runs_gives_no_descriptor_away_that_it_uses() -> None:
+    """The flush is in the kernel for its first channel: the descriptor stays for that call, and none comes after it."""
+    fake = FakeNpu(gate=threading.Event())
+    npu = NpuDevice("npu0", calls=fake)
+    assert fake.gate is not None
+    flushing = asyncio.ensure_future(npu.flush(ranges([(0, 0, 64), (1, 0, 64)])))
+    while not fake.counts.get(abi.FLUSH):
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(asyncio.to_thread(npu.close))
+    while npu.regions:
+        await asyncio.sleep(0)
+    assert fake.open_fds, "the kernel is still using it"
+    fake.gate.set()
+    await closing
+    with pytest.raises(HawkMemoryError, match="closed"):
+        await flushing
+    assert fake.counts[abi.FLUSH] == 1
+    assert not fake.open_fds
+
+
+def test_a_dmabuf_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("window")
+    os.ftruncate(fd, 4096)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("hawk.memory.windows.is_dmabuf", lambda _: True)
+    monkeypatch.setattr("hawk.memory.windows.fcntl.fcntl", full)
+    with pytest.raises(RegistrationFailed, match="Too many open files"):
+        map_window(fd, 4096)
+    os.close(fd)

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,29 @@ def test_a_bad_table_is_told(tmp_path: Path, table: str, said: str) -> None:
     path.write_text(f"[one]\n{table}\n")
     with pytest.raises(vmlab.LabError, match=said):
         suites.load_suites(path)
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-5", "0", "inf", "soon"])
+def test_a_limit_that_is_none_is_refused(seconds: str) -> None:
+    command = [sys.executable, str(LIB / "vmlab"), "--timeout", seconds, "exec", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--timeout" in done.stderr
+
+
+def test_a_run_goes_on_in_the_environment_as_the_same_process(tmp_path: Path) -> None:
+    """Who ends it by its id ends the run itself, which tidies up; a child of it would be killed outright."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho $$ $2 $3\n")
+    python.chmod(0o755)
+    text = (
+        f"import sys, runpy; sys.path.insert(0, {str(LIB)!r}); sys.modules['pytest'] = None; import venv_setup; "
+        f"venv_setup.ensure = lambda *_: {str(python)!r}; sys.argv = ['vm-lab', 'run', 'smoke']; "
+        f"runpy.run_path({str(LIB / 'vmlab' / '__main__.py')!r}, run_name='__main__')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate(timeout=60)
+    assert said.split() == [str(process.pid), "run", "smoke"]

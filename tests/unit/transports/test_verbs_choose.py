@@ -1,6 +1,7 @@
 """Device, port and GID by rule: the routable local entry, with the reason logged, unless the settings say otherwise."""
 
 import dataclasses
+import errno
 import ipaddress
 import logging
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 
 from hawk.errors import InvalidArgument, NotViable
 from hawk.transports.verbs._choose import choose_gid, ip_of, is_local, open_ports
-from hawk.transports.verbs._device import INFINIBAND, GidEntry
+from hawk.transports.verbs._device import INFINIBAND, GidEntry, VerbsError
 from hawk.transports.verbs._pyverbs import read_gids
 from hawk.transports.verbs.testing import PORT, FakeDriver
+from hawk.transports.verbs.testing._driver import FakeDevice
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 
@@ -123,6 +125,30 @@ def test_a_device_that_cannot_be_used_is_passed_over_unless_it_was_named() -> No
         open_ports(FakeDriver(["bare"], gids={"bare": []}), ())
     with pytest.raises(NotViable, match="no device"):
         open_ports(FakeDriver([]), ())
+
+
+def test_a_device_that_cannot_be_opened_is_passed_over_unless_it_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container that sees two devices and was given one."""
+    driver = FakeDriver(["shut", "good"])
+    opening = driver.open
+
+    def open_(name: str) -> FakeDevice:
+        if name == "shut":
+            raise VerbsError(errno.EACCES, "ibv_open_device")
+        return opening(name)
+
+    monkeypatch.setattr(driver, "open", open_)
+    (chosen,) = open_ports(driver, ())
+    assert chosen.device.name == "good"
+    chosen.device.close()
+    with pytest.raises(VerbsError):
+        open_ports(driver, ["good", "shut"])
+    assert all(device.closed for device in driver.opened)
+    monkeypatch.setattr(driver, "devices", lambda: ["shut"])
+    with pytest.raises(VerbsError, match="ibv_open_device"):
+        open_ports(driver, ())
 
 
 def test_infiniband_needs_no_gid() -> None:

@@ -66,6 +66,31 @@ def test_one_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     assert "pyverbs" not in sys.modules
 
 
+def test_a_wrong_one_on_the_path_is_not_taken_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of that name with nothing in it, or one whose first line fails: each time the same answer."""
+    for text in ("", "import no_such_part_of_it_either", "raise ImportError('torn')"):
+        folder = package(tmp_path / f"path{len(text)}", __init__=text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(folder))
+            patch.setattr(_find, "folders", lambda: [tmp_path / "absent"])
+            for _ in range(2):
+                with pytest.raises(MissingDependency):
+                    _find.load()
+            good = package(tmp_path / f"good{len(text)}", device="")
+            patch.setattr(_find, "folders", lambda good=good: [good])
+            assert str(good) in str(_find.load().__file__)
+        for name in [n for n in sys.modules if n.split(".")[0] == "pyverbs"]:
+            del sys.modules[name]
+
+
+def test_the_distributions_that_does_not_start_says_why(tmp_path: Path) -> None:
+    folder = package(tmp_path, __init__="raise ImportError('torn')")
+    with pytest.raises(MissingDependency, match="torn"):
+        _find.load([folder])
+
+
 def test_probe_says_the_first_thing_that_is_missing(tmp_path: Path) -> None:
     sysfs, devices = tmp_path / "class", tmp_path / "dev"
 
