@@ -43,8 +43,8 @@ variables
                        unpacked one, such as a kernel with lockdep or KASAN; it needs virtio, 9p, overlay and rdma_rxe
   HAWK_LAB_CACHE       where kernels, initrds and built modules are kept ({{cache}} now); delete it to begin anew
 
-A guest boots in 20 to 40 seconds. Nothing is left behind but the cache, however this ends; --keep leaves
-the run's logs and consoles and says where. docs/lab.md tells how to add a suite.
+A guest boots in 20 to 40 seconds. Nothing is left behind but the cache (after kill -9: a folder that the next
+run removes); --keep leaves the run's logs and consoles and says where. docs/lab.md tells how to add a suite.
 """
 
 

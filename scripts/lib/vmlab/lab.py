@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -36,6 +38,37 @@ COMPILED = (
 """Folders of the tree from which guests import."""
 
 PYVERBS = "/usr/lib/python3/dist-packages/pyverbs"
+
+
+FOLDER, KEPT = "hawk-vm-lab-", "kept"
+"""How a run's folder begins, and what lies in one that is to stay."""
+
+
+def _run_folder() -> tuple[Path, int]:
+    """A fresh folder, and the descriptor that locks it for as long as this process lives.
+
+    Those of runs that were killed are removed: their locks have ended with them.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for other in folder.parent.glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError):
+            if other != folder and not (other / KEPT).exists():
+                _remove_dead(other)
+    return folder, lock
+
+
+def _remove_dead(folder: Path) -> None:
+    """Removes a run's folder that nobody has locked; not within a minute, for its lock may be on its way."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(fd)
+        if about.st_uid == os.geteuid() and about.st_mtime + 60 < time.time():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(fd)
 
 
 @dataclass
@@ -97,6 +130,7 @@ class Lab:
         self._choice = choice or os.environ.get(CHOICE) or DEFAULT
         self._guests: list[Guest] = []
         self._folder: Path | None = None
+        self._lock = -1
         self._kernel: Kernel | None = None
         self._initrd: Path | None = None
 
@@ -151,7 +185,7 @@ class Lab:
         self.stop()
         self._compile()
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="hawk-lab-"))
+            self._folder, self._lock = _run_folder()
         folder = self._folder
         bar = folder / "bar"
         bar.write_bytes(b"")
@@ -201,10 +235,14 @@ class Lab:
         self.stop()
         if self._folder is not None:
             if self.keep:
+                (self._folder / KEPT).touch()
                 self.say(f"logs are in {self._folder}")
             else:
                 shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     # -- suites ------------------------------------------------------------------------------------------
 

@@ -209,3 +209,36 @@ def test_nothing_is_left_in_the_temporary_folder(fake: Any, tmp_path: Path) -> N
         lab._guests = [fake()]
     assert not folder.exists()
     assert lab._guests == []
+
+
+def test_the_folder_of_a_run_that_was_killed_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labs.tempfile, "tempdir", str(tmp_path))
+    program = (
+        f"import sys, time; sys.path.insert(0, {str(LIB)!r})\n"
+        f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from vmlab import lab\nprint(lab._run_folder()[0], flush=True)\ntime.sleep(600)"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(3)]
+    theirs = [Path(os.fsdecode(one.stdout.readline().strip())) for one in running if one.stdout]
+    (theirs[2] / labs.KEPT).touch()
+    stranger = tmp_path / "something-else"
+    stranger.mkdir()
+    for path in theirs:
+        os.utime(path, (0, 0))
+    for one in running[1:]:
+        one.kill()
+        one.wait()
+    ours, lock = labs._run_folder()
+    assert theirs[0].exists(), "its run lives"
+    assert not theirs[1].exists()
+    assert theirs[2].exists(), "it was to be kept"
+    assert ours.exists()
+    assert stranger.exists()
+    os.close(lock)
+    running[0].kill()
+    running[0].wait()
+    for one in running:
+        assert one.stdout is not None
+        one.stdout.close()
