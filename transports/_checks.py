@@ -26,3 +26,8 @@ def token_of(text: str) -> bytes | None:
     except ValueError:
         return None
     return token if len(token) == 16 else None
+
+
+def number_of(text: str) -> int:
+    """The number of up to five digits that an endpoint's field spells; 0 for what is none."""
+    return int(text) if len(text) <= 5 and text.isdecimal() else 0

@@ -326,3 +326,16 @@ def test_a_loopback_address_of_another_host_is_not_reachable() -> None:
     assert not verdict.ok
     assert "another host" in verdict.reason
     assert transport.reachable({**endpoint, "net": "elsewhere", "host": "10.0.0.7"}).ok
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"port": "1" * 5000}, {"host": "a" * 300}, {"host": "a..b"}, {"host": "x\0y"}, {"host": "\ud800"}],
+)
+async def test_an_endpoint_that_is_none_is_no_peer(changes: dict[str, str]) -> None:
+    transport = TcpTransport()
+    endpoint = {**transport.endpoint, "port": "4000", **changes}
+    transport.reachable(endpoint)
+    with pytest.raises(PeerUnreachable):
+        await transport.connect(endpoint, timeout=20)
+    await transport.close()

@@ -135,7 +135,7 @@ class TcpTransport(Transport):
     def reachable(self, endpoint: Mapping[str, str]) -> Viability:
         """Refuses what is no endpoint of ours, TLS on one side only, and a loopback address of another host."""
         host, port = endpoint.get("host", ""), endpoint.get("port", "")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not host or not 0 < _checks.number_of(port) < 65536:
             return Viability(False, f"the peer does not listen: host {host!r}, port {port!r}")
         if _checks.token_of(endpoint.get("token", "")) is None:
             return Viability(False, "the peer's endpoint has no token")

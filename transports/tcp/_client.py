@@ -53,9 +53,11 @@ class TcpLane(Lane):
 
     def _connect(self, deadline: float) -> None:
         last: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            self._way.host, self._way.port, type=socket.SOCK_STREAM
-        ):
+        try:
+            found = socket.getaddrinfo(self._way.host, self._way.port, type=socket.SOCK_STREAM)
+        except ValueError as error:  # how Python says that this can be no name of a host
+            raise PeerUnreachable("no name of a host", got=repr(self._way.host)) from error
+        for family, kind, protocol, _, address in found:
             try:
                 return self._connect_to(family, kind, protocol, address, deadline)
             except TimeoutError:

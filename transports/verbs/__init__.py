@@ -237,11 +237,11 @@ class VerbsTransport(Transport):
     def reachable(self, endpoint: Mapping[str, str]) -> Viability:
         """Refuses what is no endpoint of ours, ports of another kind, and a loopback address of another host."""
         host, port = endpoint.get("host", ""), endpoint.get("port", "")
-        if not host or not 0 < _number(port) < 65536:
+        if not host or not 0 < _checks.number_of(port) < 65536:
             return Viability(False, f"the peer does not listen: host {host!r:.99}, port {port!r:.9}")
         if _checks.token_of(endpoint.get("token", "")) is None:
             return Viability(False, "the peer's endpoint has no token")
-        if not 0 < _number(endpoint.get("ports", "")) <= _MOST_PORTS:
+        if not 0 < _checks.number_of(endpoint.get("ports", "")) <= _MOST_PORTS:
             return Viability(False, "the peer's endpoint has no ports")
         if not self._ports:
             return Viability(False, "this side has not started")
@@ -288,11 +288,6 @@ class VerbsTransport(Transport):
 def _evict(visit: object) -> None:
     assert isinstance(visit, Visit)
     visit.evict()
-
-
-def _number(text: str) -> int:
-    """A number of up to five digits; 0 for what is none."""
-    return int(text) if len(text) <= 5 and text.isdecimal() else 0
 
 
 def _family(gid: bytes) -> str:
