@@ -123,25 +123,27 @@ static int do_info(struct hnpu_file *file, struct hawk_npu_info *info)
 static int do_claim(struct hnpu_file *file, const struct hawk_npu_channel *arg)
 {
 	struct hnpu_region *region;
+	u32 channel = arg->channel;
 	int ret;
 
-	if (arg->flags || arg->channel >= file->dev->channels)
+	if (arg->flags || channel >= file->dev->channels)
 		return -EINVAL;
 	if (file->dev->ops->kind == HAWK_NPU_DMABUF)
 		return -EOPNOTSUPP;
 	/* A claim is zeroed, and may be exported to those who write. */
 	if (!file->writable)
 		return -EBADF;
-	ret = slot_lock(file, arg->channel);
+	channel = array_index_nospec(channel, HAWK_NPU_MAX_CHANNELS);
+	ret = slot_lock(file, channel);
 	if (ret)
 		return ret;
-	if (file->regions[arg->channel]) {
+	if (file->regions[channel]) {
 		ret = -EBUSY;
 	} else {
-		region = hnpu_region_create(file->dev, arg->channel, NULL);
+		region = hnpu_region_create(file->dev, channel, NULL);
 		ret = PTR_ERR_OR_ZERO(region);
 		if (!ret)
-			file->regions[arg->channel] = region;
+			file->regions[channel] = region;
 	}
 	slot_unlock(file);
 	return ret;
