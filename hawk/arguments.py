@@ -29,7 +29,10 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 def shown(value: object) -> str:
     """`value` for a message: short, whatever it is."""
-    text = repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # arrays and tensors print their elements
+        kind = type(value)
+        return f"a {kind.__module__}.{kind.__qualname__} of shape {tuple(value.shape)}, {value.dtype}"[:120]
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
 

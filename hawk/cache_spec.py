@@ -85,6 +85,7 @@ class CacheSpec:
         _named(self.layout)
         if self.codec is not None:
             instance(self.codec, str, "codec", "a codec's name, or None")
+        self._check_layout()
         if self.channels is not None:
             _whole(self.channels, "channels", 1, 4096)
         if self.align is not None:
@@ -99,6 +100,19 @@ class CacheSpec:
             _whole(value, f"params.{key}", -(2**63), 2**63 - 1)
         if self.part is not None:
             self._check_part(instance(self.part, Part, "part", "a hawk.Part, or None"))
+
+    def _check_layout(self) -> None:
+        """Whether the layout is there and holds the codec; a file is looked at once it is needed."""
+        if not isinstance(self.layout, Layout) and str(self.layout).endswith(".toml"):
+            return
+        known = self.resolve()
+        if self.codec is not None and self.codec not in known.codecs:
+            raise LayoutError(
+                f"the layout {known.name} does not hold this codec",
+                field="codec",
+                got=shown(self.codec),
+                expected=", ".join(known.codecs),
+            )
 
     def _check_part(self, part: Part) -> None:
         for name in ("heads", "layers"):

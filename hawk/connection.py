@@ -122,6 +122,8 @@ class Connection:
             await self.close()
             if isinstance(error, PeerUnreachable):
                 error.hint = f"Is an agent running with agent.local = {self.address!r}?"
+                if isinstance(error.__cause__, PermissionError):
+                    error.hint = "The folder or the socket is another user's: clients run as the agent's user"
             raise
         self.name, self.role, self.memories = attached.name, attached.role, attached.memories
         self._generation = attached.generation

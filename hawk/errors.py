@@ -19,6 +19,11 @@ def _shown(value: object) -> str:
     return str(value)
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number and what is counted: `"1 entry"`, `"2 transfers"`; `many` is `one` and an s where not given."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 class HawkError(Exception):
     """Base of all errors that HAWK raises.
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.control.messages import Allocated, BufferRef, CacheDescr
-from hawk.errors import InvalidArgument, RegistrationFailed
+from hawk.errors import InvalidArgument, LayoutError, OutOfMemory, RegistrationFailed
 from hawk.jobs.caches import CacheEntry, compile_descr
 from hawk.memory.cuda import DeviceRegion
 from hawk.memory.received import map_received
 from hawk.memory.region import Region
 from hawk.plan.types import Placement
+from hawk.units import approximate_size
 
 if TYPE_CHECKING:
     import asyncio
@@ -216,7 +217,17 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
             "align": descr.align or memory.alignment,
         }
     )
-    layout = compile_descr(bound)
+    try:
+        layout = compile_descr(bound)
+    except LayoutError as error:
+        if not descr.channels and not named and (linear := compile_descr(descr)).channels == 1:
+            raise LayoutError(
+                f"the layout {linear.name} lies in one channel, and the memory has several",
+                field="memory",
+                got=f"{memory.name}, {memory.channels} channels",
+                expected="a memory with channels = 1, or a layout that deals its pages",
+            ) from error
+        raise
     banks = layout.banks or tuple(range(layout.channels))
     if max(banks) >= memory.channels or (not layout.banks and layout.channels != memory.channels):
         raise InvalidArgument(
@@ -246,9 +257,15 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
     try:
         while len(taken) < len(sizes):
             taken.append(memory.allocate(sizes[len(taken)], owner, channels=layout.banks or None))
-    except BaseException:
+    except BaseException as error:
         for allocation in taken:
             memory.free(allocation)
+        if isinstance(error, OutOfMemory) and error.hint is None:
+            whole, each = approximate_size(sum(sizes)), approximate_size(memory.channel_bytes)
+            error.hint = (
+                f"The cache takes {whole} of each channel, which has {each}: see [memory.{memory.name}] "
+            )
+            error.hint += "capacity"
         raise
 
     def close() -> None:

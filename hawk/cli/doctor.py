@@ -59,7 +59,8 @@ def _config(file: Path) -> Finding:
     try:
         config, _ = load_config(file)
     except ConfigError as error:
-        return fail("config", str(error), "`hawk config show` tells every value and where it came from")
+        what = "; ".join(error.message.splitlines())
+        return fail("config", what, "Mend these; `hawk config doc` has every key and what may stand there")
     return ok("config", f"{file}: {config.agent.name}, {config.agent.role}")
 
 

@@ -86,6 +86,19 @@ def _shape_options(command: Any) -> Any:
     return command
 
 
+def _param_options(command: Any) -> Any:
+    for name, whose in (("--source-param", "source"), ("--param", "target")):
+        command = click.option(
+            name,
+            "source_params" if whose == "source" else "params",
+            multiple=True,
+            callback=_params,
+            metavar="NAME=N",
+            help=f"A parameter of the {whose}'s layout, as R=64.",
+        )(command)
+    return command
+
+
 @layout.command()
 @click.argument("name")
 @_shape_options
@@ -144,6 +157,7 @@ def show(name: str, codec: str | None, params: dict[str, int], **extents: int | 
 @click.option("--codec", help="Codec of the target.  [default: the layout's]")
 @click.option("--source-codec", help="Codec of the source.  [default: the layout's]")
 @click.option("--source-channels", type=click.IntRange(1, 65536), help="Channels of the source.")
+@_param_options
 @click.option(
     "--move",
     "move_support",
@@ -175,6 +189,8 @@ def explain(
     codec: str | None,
     source_codec: str | None,
     source_channels: int | None,
+    params: dict[str, int],
+    source_params: dict[str, int],
     push: bool,
     max_bytes: str,
     **costs: Any,
@@ -195,8 +211,8 @@ def explain(
         tokens=tokens,
         first=first,
         block_sizes=block_size,
-        src_options={"codec": source_codec, "channels": source_channels},
-        dst_options={"codec": codec, "channels": channels},
+        src_options={"codec": source_codec, "channels": source_channels, "params": source_params},
+        dst_options={"codec": codec, "channels": channels, "params": params},
         direction="write" if push else "read",
         max_bytes=parse_size(max_bytes),
         **costs,
@@ -223,6 +239,7 @@ def explain(
 )
 @click.option("--channels", type=click.IntRange(1, 65536), help="Channels of the target.")
 @click.option("--source-channels", type=click.IntRange(1, 65536), help="Channels of the source.")
+@_param_options
 @click.option(
     "--tensor", is_flag=True, help="The file is a plain tensor [..., rows, columns], such as weights."
 )
@@ -238,6 +255,8 @@ def convert(
     source_codec: str | None,
     channels: int | None,
     source_channels: int | None,
+    params: dict[str, int],
+    source_params: dict[str, int],
     tensor: bool,
     threads: int,
     **extents: int | None,
@@ -266,7 +285,7 @@ def convert(
         array.close()
         raise InvalidArgument("this is no .npy file", field=infile, got="an archive of several")
     declared = load(target)
-    options = {"codec": source_codec, "channels": source_channels}
+    options = {"codec": source_codec, "channels": source_channels, "params": source_params}
     if tensor:
         for field, name in (("source", source), ("target", target)):
             if len(load(name).pieces) > 1:
@@ -286,6 +305,7 @@ def convert(
         block_size=None if block_size is None else block_size[1],
         codec=codec,
         channels=channels,
+        params=params,
     )
     selection = None if tokens is None else Selection(0, src.shape.layers, 0, tokens)
     dtype, form = c.array_form(dst, declared)

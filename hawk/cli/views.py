@@ -25,6 +25,18 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
+def _print(table: Table) -> None:
+    """A table; where the output is no terminal, without the blanks that fill its lines."""
+    console = _console()
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), markup=False, soft_wrap=True)
+
+
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
@@ -54,7 +66,7 @@ def seconds(value: float | None) -> str:
 
 def status(answer: Status) -> None:
     """`hawk status`."""
-    console, facts = _console(), _table("", "")
+    facts = _table("", "")
     state = f"not ready: {answer.not_ready}" if answer.not_ready else "ready"
     _row(facts, "agent", f"{answer.name}, {answer.role}, {answer.software or 'an earlier version'}")
     _row(facts, "state", state, style="" if state == "ready" else "yellow")
@@ -74,8 +86,8 @@ def status(answer: Status) -> None:
     _row(facts, "fetches ended", endings or "none")
     _row(facts, "loop lag", seconds(answer.loop_lag))
     facts.show_header = False
-    console.print(facts)
-    console.print()
+    _print(facts)
+    _say("")
     pools = _table("pool", "total", "free", "in use", "quarantined", right=_SIZES)
     for pool in answer.pools:
         sizes = (pool.total, pool.free, pool.owned, pool.quarantined)
@@ -85,7 +97,7 @@ def status(answer: Status) -> None:
             *(approximate_size(size) for size in sizes),
             style="yellow" if pool.quarantined else "",
         )
-    console.print(pools)
+    _print(pools)
 
 
 _SIZES = ("total", "free", "in use", "quarantined", "bytes", "jobs", "age", "left", "ended")
@@ -96,18 +108,21 @@ def peers(answer: Sequence[PeerInfo]) -> None:
     if not answer:
         _say("no peers: none is configured, and none has come")
         return
-    table = _table(
-        "peer",
-        "direction",
-        "state",
-        "jobs",
-        "protocol",
-        "software",
-        "role",
-        "transports",
-        "address",
-        right=_SIZES,
-    )
+    console = _console()
+    table = _peers(answer)
+    wide = console.options.update(width=1000)
+    if console.measure(table, options=wide).maximum > console.width:
+        # Folded into columns of a few letters nobody can read it.
+        table = _peers(answer, briefly=True)
+        _print(table)
+        _say("software, role and transports need a wider terminal, or --json")
+    else:
+        _print(table)
+
+
+def _peers(answer: Sequence[PeerInfo], *, briefly: bool = False) -> Table:
+    more = () if briefly else ("software", "role", "transports")
+    table = _table("peer", "direction", "state", "jobs", "protocol", *more, "address", right=_SIZES)
     for peer in answer:
         state = f"{peer.state}, draining" if peer.draining else peer.state
         style = "" if peer.state == "up" else "dim" if peer.state == "not-tried" else "yellow"
@@ -118,13 +133,11 @@ def peers(answer: Sequence[PeerInfo]) -> None:
             state,
             peer.jobs,
             peer.version or "",
-            peer.software,
-            peer.role,
-            ", ".join(peer.transports),
+            *(() if briefly else (peer.software, peer.role, ", ".join(peer.transports))),
             peer.address,
             style=style,
         )
-    _console().print(table)
+    return table
 
 
 def _doing(info: JobInfo) -> str:
@@ -160,7 +173,7 @@ def jobs(answer: Sequence[JobInfo]) -> None:
             f"{seconds(info.ended)} ago" if info.ended is not None else "",
             style="red" if bad else "dim" if info.ending else "",
         )
-    _console().print(table)
+    _print(table)
 
 
 def job(info: JobInfo) -> None:
@@ -185,7 +198,7 @@ def job(info: JobInfo) -> None:
     for name, value in rows.items():
         if value:
             _row(table, name, value)
-    _console().print(table)
+    _print(table)
 
 
 def drained(answer: Drained) -> None:
@@ -209,7 +222,7 @@ def findings(answer: Sequence[Finding]) -> None:
     for found in answer:
         remedy = f"\n  {found.remedy}" if found.remedy else ""
         _row(table, found.level, found.name, f"{found.text}{remedy}", style=_LEVELS[found.level])
-    _console().print(table)
+    _print(table)
     bad = [f"{count} {level}" for level in _LEVELS if (count := sum(f.level == level for f in answer))]
     _say(", ".join(bad))
 

@@ -201,7 +201,13 @@ def _lock(path: Path, field: str) -> int:
         try:
             lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise ConfigError(f"cannot make {name}: {error.strerror}", field=field) from error
+            raise ConfigError(
+                f"cannot make {name}: {error.strerror}",
+                field=field,
+                got=_described(path.parent),
+                expected=f"a folder of user {os.geteuid()}, mode 0700",
+                hint="Give the socket a folder of its own, or leave agent.local out",
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The holder removes the file before it lets go: what we locked may have no name any more.
@@ -215,6 +221,15 @@ def _lock(path: Path, field: str) -> int:
         if (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino):
             return lock
         os.close(lock)
+
+
+def _described(folder: Path) -> str:
+    """A folder, whose it is and with which mode, as far as this can be seen."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return str(folder)
+    return f"{folder} of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 def _unlock(path: Path, lock: int) -> None:

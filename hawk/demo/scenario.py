@@ -93,12 +93,12 @@ def load(tokens: int, *, codec: str | None = None, channels: int | None = None) 
 def fit(tokens: int, arenas: int, *, codec: str | None = None, channels: int | None = None) -> Scenario:
     """The scenario for `tokens` tokens, or for as many as there is memory for beside `arenas` bytes.
 
-    What is asked for beyond `DEFAULT_TOKENS` leaves `RESERVE` to the rest of the machine.  Raises `OutOfMemory` if
-    not even one block of the device fits.
+    What is asked for beyond `DEFAULT_TOKENS` leaves a quarter, `RESERVE` at least, to the rest of the machine.  Raises
+    `OutOfMemory` if not even one block of the device fits.
     """
     available = available_memory()
     usual = needed(load(DEFAULT_TOKENS, codec=codec, channels=channels), arenas)
-    most = max(available - max(RESERVE, available // 10), min(available, usual))
+    most = max(available - max(RESERVE, available // 4), min(available, usual))
     while True:
         made = load(tokens, codec=codec, channels=channels)
         need = needed(made, arenas)

@@ -175,7 +175,8 @@ def _tell_memory(scene: scenario.Scenario, arenas: int, options: Options, consol
     text = f"It takes {approximate_size(need)} of memory; {approximate_size(there)} are available."
     if scene.tokens < options.tokens:
         text = f"Memory is short ({approximate_size(there)} available): {_tokens(scene.tokens)} instead of "
-        text += f"{options.tokens:,}, which takes {approximate_size(need)} and leaves some to others."
+        left = approximate_size(max(0, there - need))
+        text += f"{options.tokens:,}, which takes {approximate_size(need)} and leaves {left}."
     console.print(text)
 
 

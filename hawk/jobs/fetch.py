@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hawk.errors import DeadlineExceeded, HawkError, InternalError, InvalidArgument, PartsMismatch
+from hawk.errors import DeadlineExceeded, HawkError, InternalError, InvalidArgument, PartsMismatch, counted
 from hawk.jobs.caches import read_part
 from hawk.jobs.part import PartJob
 from hawk.jobs.reads import Reads
@@ -205,7 +205,7 @@ class FetchJob(Stoppable):
             raise InvalidArgument(
                 "the block table ends before the first token",
                 field="blocks",
-                got=f"{len(request.blocks)} entries",
+                got=counted(len(request.blocks), "entry", "entries"),
                 expected=f"more than {request.first // shape.block_size}",
             )
         wanted = Selection(layer=0, layers=shape.layers, token=request.first, tokens=tokens)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, Unmappable
+from hawk.errors import InvalidArgument, Unmappable, counted
 from hawk.plan.bind import first_outside
 from hawk.plan.scales import check_selected
 from hawk.plan.ways import program_part, ways
@@ -170,7 +170,7 @@ def check_blocks(
         raise InvalidArgument(
             "the block table is too short",
             field=field,
-            got=f"{len(table)} entries",
+            got=counted(len(table), "entry", "entries"),
             expected=f"{last} or more, for tokens up to {selection.token + selection.tokens} in blocks of {size}",
             layout=layout.name,
         )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hawk.plan.types import Chunk, Decision, Selection
 
 
+MAX_BYTES = 1 << 28
+"""Bytes of the largest chunk that is counted with where nothing is said."""
+
 SHORT_RUN = 512
 """Bytes; runs of that many or fewer cost more to ask for than to move."""
 
@@ -117,7 +120,7 @@ def explain(
     selection: Selection,
     *,
     dst_blocks: ArrayLike | None = None,
-    max_bytes: int = 1 << 28,
+    max_bytes: int = MAX_BYTES,
     move_support: Support = "none",
     move_cost: float = 0.0,
     request_cost: float = 2e-6,

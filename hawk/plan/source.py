@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hawk.errors import InvalidArgument
+from hawk.errors import InvalidArgument, counted
 from hawk.plan.bind import first_outside
 from hawk.plan.check import check_placement_shape, check_source
 from hawk.plan.pattern import fixed_terms, leads
@@ -47,7 +47,7 @@ def _check_source(src: CompiledLayout, src_blocks: I64, placement: Placement, ta
         raise InvalidArgument(
             "the block table is too short",
             field="src_blocks",
-            got=f"{len(src_blocks)} entries",
+            got=counted(len(src_blocks), "entry", "entries"),
             expected=f"{needed} or more",
         )
     bad = first_outside(src_blocks, src.shape.blocks)

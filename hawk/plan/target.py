@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, OutOfMemory
+from hawk.errors import InvalidArgument, OutOfMemory, counted
 from hawk.plan.bind import bases, block_digits, first_outside, terms, whole_runs
 from hawk.plan.check import check_selection, entries
 from hawk.plan.keep import kept
@@ -272,7 +272,7 @@ def _check_chunk(dst: CompiledLayout, blocks: I64, selection: Selection, chunk: 
         raise InvalidArgument(
             "the block table is too short",
             field="blocks",
-            got=f"{len(blocks)} entries",
+            got=counted(len(blocks), "entry", "entries"),
             expected=f"{chunk.block + chunk.blocks} or more",
         )
     used = blocks[chunk.block : chunk.block + chunk.blocks]

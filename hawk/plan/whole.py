@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument
+from hawk.errors import InvalidArgument, counted
 from hawk.layouts import CacheShape
-from hawk.plan.explain import Explanation, explain
+from hawk.plan.explain import MAX_BYTES, Explanation, explain
 from hawk.plan.shards import Part, cache_layers, check_parts, parts, shard
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class WholeExplanation:
     """What `explain_model` found; `str()` of it is the text for people.
 
     senders, receivers    most parts that one worker sends, and receives
+    max_bytes             largest chunk that was counted with, arena bytes
     """
 
     model: Model
@@ -47,6 +48,7 @@ class WholeExplanation:
     parts: tuple[PartExplanation, ...]
     senders: int
     receivers: int
+    max_bytes: int = MAX_BYTES
 
     @property
     def nbytes(self) -> int:
@@ -64,9 +66,10 @@ class WholeExplanation:
         what = f"{m.layers} layers, {m.heads} KV head{'s' * (m.heads > 1)} of {m.dim}"
         lines = [
             f"{m.name}: {what}, {'K and V' if m.kvs == 2 else 'one tensor'}",
-            f"workers     {_grid(self.source)} -> {_grid(self.target)}: {total} transfers, {busiest}",
+            f"workers     {_grid(self.source)} -> {_grid(self.target)}: {counted(total, 'transfer')}, {busiest}",
             f"tokens      {self.first}..{self.tokens - 1}, block tables of scattered blocks",
             f"in all      {self.nbytes:,} bytes, {self.segments:,} segments if direct",
+            f"chunks      of at most {self.max_bytes / (1 << 20):g} MiB; agents cut by jobs.chunk (16 MiB)",
         ]
         for p in self.parts:
             part = p.part
@@ -177,4 +180,5 @@ def explain_model(
         parts=tuple(alike.values()),
         senders=max(Counter(p.source for p in found).values()),
         receivers=max(Counter(p.target for p in found).values()),
+        max_bytes=costs.get("max_bytes", MAX_BYTES),
     )

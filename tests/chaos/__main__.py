@@ -47,4 +47,4 @@ def run(minutes: float, seed: int, broken: str = "", keep: Path | None = None) -
 
 
 if __name__ == "__main__":
-    chaos()
+    chaos(prog_name="scripts/chaos")

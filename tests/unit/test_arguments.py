@@ -23,6 +23,20 @@ SPEC = CacheSpec(layers=1, heads=2, dim=8, block_size=4, blocks=2)
     ("call", "error", "field", "got"),
     [
         (lambda: a.small_note(None), InvalidArgument, "note", "None"),
+        (lambda: SPEC.replace(layout="vllm/ndh"), LayoutError, "layout", "vllm/ndh"),
+        (lambda: SPEC.replace(codec="bf17"), LayoutError, "codec", "'bf17'"),
+        (
+            lambda: KVCache.from_torch([np.zeros((2, 3), np.uint16)]),
+            InvalidArgument,
+            "tensors[0]",
+            "a numpy.ndarray of shape (2, 3), uint16",
+        ),
+        (
+            lambda: KVCache.from_torch(np.zeros((4, 4))),
+            InvalidArgument,
+            "tensors",
+            "a numpy.ndarray of shape (4, 4), float64",
+        ),
         (lambda: a.small_note("text"), InvalidArgument, "note", "'text'"),
         (lambda: a.small_note(bytes(4097)), InvalidArgument, "note", "4097 bytes"),
         (lambda: a.request_id(None), InvalidArgument, "request", "None"),

@@ -104,7 +104,10 @@ def main(arguments: list[str]) -> int:
     suites = load_suites()
     if asked.command == "list":
         for suite in suites.values():
-            print(f"{suite.name:<12} {suite.guests} guest{'s' * (suite.guests > 1):<1}  {suite.about}")
+            by_hand = " (by hand only)" if suite.by_hand else ""
+            print(
+                f"{suite.name:<12} {suite.guests} guest{'s' * (suite.guests > 1):<1}  {suite.about}{by_hand}"
+            )
         return 0
     if asked.command == "prepare":
         with Lab(choice=asked.kernel, say=say) as lab:

@@ -130,6 +130,15 @@ def test_explain_a_push_into_a_device_that_moves():
     assert "moves by the device" in hawk("explain", *arguments, "--push", "--max-sge", 1)
 
 
+def test_explain_takes_parameters_and_says_its_chunks(tmp_path):
+    arguments = ["explain", "vllm/nhd", "tenstorrent/kv", "--model", "llama-3.1-8b", "--tokens", 512]
+    text = hawk(*arguments, "--param", "R=64", "--chunk", "16MiB")
+    assert "1 transfer," in text
+    assert "chunks      of at most 16 MiB" in text
+    done = hawk(*arguments, "--source-param", "R=64", fails=True)
+    assert isinstance(done.exception, HawkError)
+
+
 def test_explain_refuses():
     base = ["explain", "vllm/nhd", "tenstorrent/kv"]
     assert isinstance(hawk(*base, "--model", "nothing", fails=True).exception, InvalidArgument)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hawk.control import local
 from hawk.control.local import listen, private_folder, socket_path
 from hawk.errors import ConfigError, ControlError
 
@@ -112,6 +113,18 @@ def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s"]
 
 
+def test_a_folder_that_is_another_users_is_named_with_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(local.os, "open", refused)
+    with pytest.raises(ConfigError, match=r"leave agent\.local out") as caught:
+        listen(tmp_path / "s", STREAM)
+    assert f"of user {os.geteuid()}, mode 0700" in str(caught.value)
+
+
 def test_closing_leaves_a_successors_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     held = listen(path, STREAM)
@@ -130,8 +143,7 @@ def test_a_forked_child_does_not_hold_its_dead_parents_path(tmp_path: Path) -> N
         "given = held.give() if sys.argv[2] == 'given' else -1\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    signal.pause()\n"
-        "print(child, flush=True)\n"
+        "    print(os.getpid(), flush=True)\n"  # by the child: then it has let go of what it must not hold
         "signal.pause()\n"
     )
     for way in ("given", "kept"):

@@ -44,7 +44,7 @@ def test_short_memory_means_fewer_tokens(monkeypatch: pytest.MonkeyPatch, availa
     assert scenario.needed(more, 80 * MIB) > most * 0.95
 
 
-@pytest.mark.parametrize(("available", "reserve"), [(3000, 512), (20480, 2048)])
+@pytest.mark.parametrize(("available", "reserve"), [(3000, 750), (20480, 5120)])
 def test_a_large_request_leaves_a_reserve(
     monkeypatch: pytest.MonkeyPatch, available: int, reserve: int
 ) -> None:
