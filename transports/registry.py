@@ -141,6 +141,23 @@ def make(name: str, config: object | None = None) -> Transport:
     return cls(config)
 
 
+def require(prefer: Sequence[str]) -> None:
+    """Raises `NotViable` with every reason where none of `prefer` can be used on this machine."""
+    said = {name: viability(name) for name in prefer}
+    if not any(verdict.ok for verdict in said.values()):
+        raise none_of({name: verdict.reason for name, verdict in said.items()})
+
+
+def none_of(why: Mapping[str, str]) -> NotViable:
+    """The error of an agent that has no transport at all; `why` not, by name."""
+    return NotViable(
+        "none of the transports can be used here",
+        field="transport.prefer",
+        got="; ".join(f"{name}: {reason}" for name, reason in why.items()),
+        hint="`hawk doctor` says what each one lacks",
+    )
+
+
 def choose(
     prefer: Sequence[str], local: Mapping[str, Transport], remote: Mapping[str, Mapping[str, str]]
 ) -> Choice:

@@ -155,7 +155,8 @@ class Agent:
         secure = keys is not None and config.agent.control.startswith("tcp://")
         if secure:
             self.sockets.authorise(known)
-        # Sockets first: an address in use should show before gigabytes are touched.
+        # Transports and sockets first: what is not there, or in use, should show before gigabytes are touched.
+        transports.require(config.transport.prefer)
         control = self.sockets.router(config.agent.control, field="agent.control")
         self.control_address = control.address
         self.service = Service(self)
@@ -227,11 +228,7 @@ class Agent:
             made.serve(self.arena.region)
             self.transports[name] = made
         if not self.transports:
-            raise NotViable(
-                "none of the transports can be used here",
-                field="transport.prefer",
-                got=", ".join(f"{name}: {reason}" for name, reason in why.items()),
-            )
+            raise transports.none_of(why)
 
     def _start_jobs(self, control: object, known: dict[str, str], secure: bool, retiler: Retiler) -> None:
         config = self.config

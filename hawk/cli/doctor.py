@@ -39,7 +39,7 @@ def doctor(
 
     findings = examine(Machine())
     if file is not None:
-        findings.append(_config(file))
+        findings += _config(file)
     if peer is not None:
         findings += _peer(local, file, peer, timeout or 10.0)
     if as_json:
@@ -51,8 +51,10 @@ def doctor(
     return 1 if any(finding.level is Level.FAIL for finding in findings) else 0
 
 
-def _config(file: Path) -> Finding:
+def _config(file: Path) -> list[Finding]:
     from hawk.config import load_config
+    from hawk.doctor import Machine
+    from hawk.doctor.configured import configured
     from hawk.doctor.findings import fail, ok
     from hawk.errors import ConfigError
 
@@ -60,8 +62,11 @@ def _config(file: Path) -> Finding:
         config, _ = load_config(file)
     except ConfigError as error:
         what = "; ".join(error.message.splitlines())
-        return fail("config", what, "Mend these; `hawk config doc` has every key and what may stand there")
-    return ok("config", f"{file}: {config.agent.name}, {config.agent.role}")
+        return [fail("config", what, "Mend these; `hawk config doc` has every key and what may stand there")]
+    return [
+        ok("config", f"{file}: {config.agent.name}, {config.agent.role}"),
+        *configured(Machine(), config),
+    ]
 
 
 def _peer(local: str | None, file: Path | None, peer: str, timeout: float) -> list[Finding]:

@@ -268,6 +268,11 @@ class CudaMemory(Channels):
         )
 
     @classmethod
+    def obstacle(cls, config: CudaConfig) -> None:
+        """Raises `MissingDependency` or `InvalidArgument` where the driver, or this GPU, is not there."""
+        device(config.gpu, field="gpu")
+
+    @classmethod
     def from_config(cls, name: str, config: CudaConfig) -> CudaMemory:
         """The memory that a config table describes."""
         return cls(

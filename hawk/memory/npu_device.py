@@ -141,6 +141,24 @@ class NpuDevice(Channels):
         self._fd = fd
 
     @classmethod
+    def obstacle(cls, config: NpuConfig) -> None:
+        """Raises `HawkMemoryError` where the device is not there, or not for this user; claims nothing."""
+        if not os.path.exists(config.device):
+            raise HawkMemoryError(
+                "there is no such device",
+                field="device",
+                got=config.device,
+                hint="Load the kernel module hawk_npu (docs/kmod.md)",
+            )
+        if not os.access(config.device, os.R_OK | os.W_OK):
+            raise HawkMemoryError(
+                "this user may not open the device",
+                field="device",
+                got=config.device,
+                hint="Give the agent's user the device by a udev rule (docs/kmod.md)",
+            )
+
+    @classmethod
     def from_config(cls, name: str, config: NpuConfig) -> NpuDevice:
         """The memory that a config table describes."""
         return cls(name, device=config.device, channels=config.channels, alignment=config.alignment)

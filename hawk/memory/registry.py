@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
-from hawk.errors import HawkMemoryError, InvalidArgument
+from hawk.errors import HawkError, HawkMemoryError, InvalidArgument
 from hawk.memory.cuda import CudaMemory
 from hawk.memory.host import HostMemory
 from hawk.memory.npu import EmulatedNpu
@@ -104,4 +104,26 @@ def create(kind: str, name: str, config: Any) -> Memory:
             got=type(config).__name__,
             expected=cls.Config.__name__,
         )
-    return cls.from_config(name, config)
+    try:
+        return cls.from_config(name, config)
+    except HawkError as error:
+        _named(error, name)
+        raise
+
+
+def objection(kind: str, name: str, config: Any) -> HawkError | None:
+    """Why a memory could not be opened, as far as its kind tells without opening it (`obstacle`); None otherwise."""
+    look = getattr(get(kind), "obstacle", None)
+    try:
+        if look is not None:
+            look(config)
+    except HawkError as error:
+        return _named(error, name)
+    return None
+
+
+def _named(error: HawkError, name: str) -> HawkError:
+    """The error, with the table that it is about."""
+    if error.field is None or not error.field.startswith("memory."):
+        error.facts.setdefault("memory", f"[memory.{name}]")
+    return error
