@@ -48,7 +48,7 @@ def reload(agent: Agent, config: Config) -> None:
         agent.sockets.authorise(keys)
     agent.directory.replace(config.peers)
     agent.peers.replace_keys(keys)
-    agent.serving.server.recheck()
+    agent.serving.guests.renamed(agent.serving.server.recheck())
     renewed = [name for name, take_over in reread.items() if take_over()]
     if renewed:
         agent.serving.guests.greet()

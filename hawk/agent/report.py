@@ -19,6 +19,9 @@ from hawk.jobs.states import State
 if TYPE_CHECKING:
     from hawk.agent.core import Agent
 
+_LONGEST = 1024
+"""Characters of a reason."""
+
 _LEASED = {State.PREPARING, State.PREPARED, State.RECEIVING, State.RELEASING}
 _QUEUED = {State.RESERVING, State.WAITING, State.QUEUED}
 
@@ -70,7 +73,7 @@ def status(agent: Agent, call: int) -> Status:
         pid=os.getpid(),
         uptime=time.monotonic() - agent.began,
         draining=agent.draining,
-        not_ready=(not_ready(agent) or "")[:1024],
+        not_ready=(not_ready(agent) or "")[:_LONGEST],
         clients=agent.service.clients,
         loop_lag=agent.metrics.last_lag,
     )
@@ -92,6 +95,7 @@ def peers(agent: Agent, call: int) -> PeerList:
             transports=sorted(session.endpoints),
             jobs=jobs.of("fetch", session.name),
             draining=session.draining,
+            trouble=session.trouble[:_LONGEST],
         )
         for session in agent.peers.sessions
     ]

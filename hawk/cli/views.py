@@ -118,6 +118,9 @@ def peers(answer: Sequence[PeerInfo]) -> None:
         _say("software, role and transports need a wider terminal, or --json")
     else:
         _print(table)
+    for peer in answer:
+        if peer.trouble:
+            _say(f"{peer.name}: {peer.trouble}")
 
 
 def _peers(answer: Sequence[PeerInfo], *, briefly: bool = False) -> Table:

@@ -119,6 +119,11 @@ class Channel(Generic[T]):
         """Where the server is."""
         return self.endpoint.address
 
+    @property
+    def trouble(self) -> str:
+        """What keeps the server from being heard, as far as that is known; else empty."""
+        return self._trouble if self._refused is None else str(self._refused)
+
     def start(self) -> None:
         """Begins to talk, on the running event loop."""
         self._monitor.start()

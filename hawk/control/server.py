@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hawk.control.beat import BEAT, PING, PONG, Beat
@@ -159,18 +159,24 @@ class Server(Generic[T]):
         """
         self._send(identity, Kind.MESSAGE, encode_body(message))
 
-    def recheck(self) -> None:
-        """Looks at the list of keys anew: a peer whose key is not on it any more, or has another name, is gone."""
+    def recheck(self) -> list[bytes]:
+        """Looks at the list of keys anew: a peer whose key is not on it any more, or has another name, is gone.
+
+        Returns the identities of those who have another name: they are there again under that one.
+        """
+        renamed: list[bytes] = []
         if self._zap is None:
-            return
+            return renamed
         for peer in list(self.peers.values()):
-            if self._zap.name_of(peer.user) != peer.name:
-                self._gone(
-                    peer.identity,
-                    PeerLost(
-                        "the peer's key is not authorised any more, or has another name", peer=peer.name
-                    ),
-                )
+            name = self._zap.name_of(peer.user)
+            if name == peer.name:
+                continue
+            why = "is not authorised any more" if name is None else "has another name now"
+            self._gone(peer.identity, PeerLost(f"the peer's key {why}", peer=peer.name, name=name))
+            if name is not None:
+                self.peers[peer.identity] = replace(peer, name=name, missed=0)
+                renamed.append(peer.identity)
+        return renamed
 
     def forget(self, identity: bytes) -> None:
         """Drops what is known of a peer, without a callback; for an owner who knows that it ended."""

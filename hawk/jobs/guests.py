@@ -10,7 +10,7 @@ from hawk.jobs.peers import NOTICE_VERSION
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hawk.control.server import Peer
 
@@ -49,13 +49,21 @@ class Guests:
         It says so once, and does not know when it was taken for lost meanwhile, because it stood still or its frames
         went astray; so that is remembered.
         """
+        hello = self._said(identity)
+        if hello is None or self._filed(identity) not in ("", hello.name):
+            return None  # or its key was given another name meanwhile
+        return hello.name
+
+    def _said(self, identity: bytes) -> Hello | None:
+        """What the process that is there now has said of itself."""
         peer = self._peers.get(identity)
         hello, generation = self._hellos.get(identity, (None, 0))
-        if hello is None or (peer is not None and peer.generation != generation):
-            return None
-        if peer is not None and peer.name not in ("", hello.name):
-            return None  # its key was given another name meanwhile
-        return hello.name
+        return None if peer is not None and peer.generation != generation else hello
+
+    def _filed(self, identity: bytes) -> str:
+        """The name of its key, empty where there are no keys."""
+        peer = self._peers.get(identity)
+        return "" if peer is None else peer.name
 
     def endpoint(self, identity: bytes, transport: str) -> Mapping[str, str]:
         """How the memory of the process behind an identity is read over a transport; empty where it did not say."""
@@ -64,8 +72,7 @@ class Guests:
 
     def hello(self, identity: bytes, message: Hello) -> None:
         """An agent introduces itself; it is answered, unless it calls itself by another's name."""
-        peer = self._peers.get(identity)
-        proven = peer.name if peer is not None else ""
+        peer, proven = self._peers.get(identity), self._filed(identity)
         if proven and proven != message.name:
             fault = BadFrame("the peer calls itself by another's name", got=message.name, expected=proven)
             self._bad(identity, fault)
@@ -79,19 +86,43 @@ class Guests:
         self.notice(identity, message.draining)
         self._send(identity, self._welcome())
 
+    def renamed(self, identities: Iterable[bytes]) -> None:
+        """Their keys have other names now: who calls itself otherwise is told, and who does not any more is welcome.
+
+        They introduced themselves when they came, and have no reason to do so again.
+        """
+        for identity in identities:
+            hello = self._said(identity)
+            if hello is None:
+                continue
+            if self.name(identity) is None:
+                log.warning("peer's key has another name now", peer=hello.name, key_of=self._filed(identity))
+                self._refuse(identity, hello.name, self._filed(identity))
+            else:
+                self._send(identity, self._welcome())
+
+    def unknown(self, identity: bytes, word: str) -> HawkError:
+        """Why nobody hears `word` from someone who has no name: it has not said it, or its key has another."""
+        hello = self._said(identity)
+        if hello is None:
+            return BadFrame("the first word is hello", got=word)
+        self._refuse(identity, hello.name, self._filed(identity))
+        return self._other_name(hello.name, self._filed(identity))
+
     def _refuse(self, identity: bytes, called: str, filed: str) -> None:
         """Says which name its key has here, which whoever proved that it owns the key may know."""
-        if not self._knows_notices(identity):
-            return
+        if self._knows_notices(identity):
+            self._send(identity, Refused(self._other_name(called, filed).to_wire()))
+
+    def _other_name(self, called: str, filed: str) -> PeerUnreachable:
         ours = self._welcome().name
-        error = PeerUnreachable(
+        return PeerUnreachable(
             f"the agent {ours} knows this agent's key by another name, and talks with it by no other",
             field="agent.name",
             got=called,
             expected=filed,
             hint=f"Name both alike: agent.name here, and the key in the security.peers_file of {ours}",
         )
-        self._send(identity, Refused(error.to_wire()))
 
     def notice(self, identity: bytes, draining: bool) -> None:
         """The agent says whether it drains."""

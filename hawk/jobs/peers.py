@@ -11,6 +11,7 @@ import msgspec
 
 from hawk.control.beat import Beat
 from hawk.control.channel import Channel
+from hawk.control.channel import State as ChannelState
 from hawk.control.frames import Codec
 from hawk.control.messages import Hello, Notice, PeerMessage, Refused, Welcome
 from hawk.errors import (
@@ -92,8 +93,14 @@ class PeerSession:
 
     @property
     def state(self) -> str:
-        """`connecting`, `up`, `lost` or `closed`."""
-        return self.channel.state.value
+        """`connecting`, `up`, `refused` (it is there, and talks not with us), `lost` or `closed`."""
+        up = self.channel.state is ChannelState.UP
+        return "refused" if up and self._refused is not None else self.channel.state.value
+
+    @property
+    def trouble(self) -> str:
+        """What keeps this agent from talking with the peer, as far as that is known; else empty."""
+        return str(self._refused) if self._refused is not None else self.channel.trouble
 
     @property
     def generation(self) -> int:
@@ -156,22 +163,23 @@ class PeerSession:
     def _take(self, header: Header, message: PeerMessage) -> None:
         if isinstance(message, Welcome):
             if message.name != self.name:
-                self._refused = PeerUnreachable(
-                    "another agent answers at this address",
-                    field=f"peers.{self.name}",
-                    got=message.name,
-                    address=self.address,
+                self._refuse(
+                    PeerUnreachable(
+                        "another agent answers at this address",
+                        field=f"peers.{self.name}",
+                        got=message.name,
+                        address=self.address,
+                    )
                 )
             else:
                 self._refused = None
                 self.endpoints = {name: dict(facts) for name, facts in message.endpoints.items()}
                 self.role, self.software = message.role, message.software
                 self._drains(message.draining)
-            self._welcomed.set()
+                self._welcomed.set()
             return
         if isinstance(message, Refused):
-            self._refused = from_wire(message.error)
-            self._welcomed.set()
+            self._refuse(from_wire(message.error))
             return
         if isinstance(message, Notice):
             self._drains(message.draining)
@@ -180,6 +188,14 @@ class PeerSession:
         if entry is not None:
             entry[0](message)
 
+    def _refuse(self, error: HawkError) -> None:
+        """The peer will not talk with this agent, now or not any more: nothing that is under way can go on."""
+        if self._refused is None:
+            log.warning("the peer talks not with this agent", peer=self.name, reason=str(error))
+        self._refused = error
+        self._welcomed.set()
+        self._drop(error)
+
     def _drains(self, draining: bool) -> None:
         if draining != self.draining:
             self.draining = draining
@@ -187,14 +203,19 @@ class PeerSession:
 
     def _lost(self, error: HawkError) -> None:
         log.warning("peer lost", peer=self.name, reason=str(error))
-        self._welcomed.clear()
+        self._strange()
         self._on_lost(self.name)
         self._drop(error if isinstance(error, ControlError) else PeerLost(str(error)))
 
     def _restarted(self, old: int, new: int) -> None:
         log.warning("peer restarted", peer=self.name, was=f"{old:016x}", generation=f"{new:016x}")
-        self._welcomed.clear()
+        self._strange()
         self._drop(PeerLost("the peer restarted", peer=self.name))
+
+    def _strange(self) -> None:
+        """Whoever is heard next has said nothing yet."""
+        self._welcomed.clear()
+        self._refused = None
 
     def _drop(self, error: HawkError) -> None:
         for _, on_lost in list(self._jobs.values()):

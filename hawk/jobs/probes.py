@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from hawk.control.messages import PeerMessage
     from hawk.jobs.fetch import FetchContext
+    from hawk.jobs.guests import Guests
     from hawk.jobs.peers import PeerSession
     from hawk.jobs.serve import ServeContext
 
@@ -59,18 +60,22 @@ _AGAIN = 1.0
 class Probes:
     """The probes that peers have open here.
 
-    send    puts a message on the way to a connection; never waits, never raises
+    guests    who is behind a connection
+    send      puts a message on the way to it; never waits, never raises
     """
 
-    def __init__(self, context: ServeContext, send: Callable[[bytes, PeerMessage], None]) -> None:
+    def __init__(
+        self, context: ServeContext, guests: Guests, send: Callable[[bytes, PeerMessage], None]
+    ) -> None:
         self._context = context
+        self._guests = guests
         self._send = send
         self._open: dict[tuple[bytes, str], _Open] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def take(self, identity: bytes, consumer: str | None, message: PeerMessage) -> bool:
+    def take(self, identity: bytes, message: PeerMessage) -> bool:
         """Whether a frame was about a probe, and is dealt with.  Any may come twice."""
         if not isinstance(message, Probe | Abort):
             return False
@@ -84,13 +89,19 @@ class Probes:
             if known.answer is not None:
                 self._send(identity, known.answer)
             return True
-        if consumer is None or len(self._open) >= MOST:
-            busy = Busy(f"this agent has at most {MOST} probes at a time", retry_after=1.0)
-            self._send(identity, Ended(message.job, busy.to_wire()))
-            return True
+        consumer = self._guests.name(identity)
+        if consumer is None:
+            return self._refuse(identity, message, self._guests.unknown(identity, "probe"))
+        if len(self._open) >= MOST:
+            most = f"the peer lets others try at most {MOST} things at a time"
+            return self._refuse(identity, message, Busy(most, retry_after=1.0))
         known = self._open[key] = _Open()
         known.task = asyncio.get_running_loop().create_task(self._serve(identity, consumer, message, known))
         known.task.add_done_callback(lambda _: self._open.pop(key, None))
+        return True
+
+    def _refuse(self, identity: bytes, probe: Probe, error: HawkError) -> bool:
+        self._send(identity, Ended(probe.job, error.to_wire()))
         return True
 
     async def _serve(self, identity: bytes, consumer: str, probe: Probe, this: _Open) -> None:

@@ -21,7 +21,6 @@ from hawk.control.messages import (
 from hawk.control.server import Server
 from hawk.errors import (
     Aborted,
-    BadFrame,
     Busy,
     ControlError,
     Draining,
@@ -100,7 +99,7 @@ class Serving:
         )
         self._welcome = welcome
         self.guests = Guests(self.server.peers, welcome, self.send, self._bad)
-        self.probes = Probes(context, self.send)
+        self.probes = Probes(context, self.guests, self.send)
         self.admission = admission
         self._refuse = refuse
         self._jobs: dict[tuple[bytes, str], ServeJob] = {}
@@ -134,7 +133,7 @@ class Serving:
             return
         if isinstance(message, Welcome | Refused):
             return
-        if self.probes.take(identity, self.guests.name(identity), message):
+        if self.probes.take(identity, message):
             return
         key = (identity, message.job)
         job = self._jobs.get(key)
@@ -155,7 +154,7 @@ class Serving:
         consumer = self.guests.name(identity)
         try:
             if consumer is None:
-                raise BadFrame("the first word is hello", got="fetch")
+                raise self.guests.unknown(identity, "fetch")
             place = self._place(fetch)
         except HawkError as error:
             self.send(identity, Ended(fetch.job, error.to_wire()))

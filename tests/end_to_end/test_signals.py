@@ -76,6 +76,62 @@ async def test_a_peer_joins_and_leaves_by_sighup(site: Site) -> None:
         assert [peer.name for peer in await hp.peers()] == []
 
 
+async def test_a_peer_renamed_by_sighup_is_told_both_names(site: Site) -> None:
+    """On the connection that stands: the job under way ends so, so do later ones, until the name is back."""
+    own = (site.folder / "peers.toml").read_text()
+    (site.folder / "p0-peers.toml").write_text(own)
+    keys = {"security": {"peers_file": str(site.folder / "p0-peers.toml")}}
+    prefill = site.start("p0", keys, role="prefill")
+    decode = site.start("d0", {"peers": {"p0": prefill.control}, "memory.npu0": npu(8)}, role="decode")
+    async with clients(prefill, decode) as (hp, hd):
+        cache, device = await hp.register(c.filled()), await hd.allocate(c.target_spec(), memory="npu0")
+
+        async def move(name: str) -> None:
+            await hp.offer(name, cache, np.arange(4), tokens=64, consumer="d0")
+            await hd.fetch(request=name, source="p0", into=device, blocks=[3], timeout="20s")
+
+        def named(name: str) -> None:
+            lines = (line for line in own.splitlines(keepends=True) if not line.startswith("d1"))
+            text = "".join(name + line[2:] if line.startswith("d0") else line for line in lines)
+            (site.folder / "p0-peers.toml").write_text(text)
+
+        def told(error: PeerUnreachable) -> None:
+            assert (error.field, error.got, error.expected) == ("agent.name", "d0", "d1")
+            assert "the agent p0 knows this agent's key by another name" in str(error)
+
+        await move("before")
+        await hp.offer("half", cache, np.arange(16), tokens=256, layers_ready=1, consumer="d0")
+        job = hd.fetch(request="half", source="p0", into=device, blocks=[1, 2, 4, 5], timeout="30s")
+        await job.start()
+        async for progress in job.progress():
+            if progress.nbytes:
+                break
+        named("d1")
+        await reloaded(prefill)
+        with pytest.raises(PeerUnreachable) as caught:
+            await job
+        told(caught.value)
+        (peer,) = await hd.peers()
+        assert (peer.name, peer.state) == ("p0", "refused")
+        assert "expected d1" in peer.trouble
+        assert await hp.peers() == []
+        for name in ("renamed", "still renamed"):
+            with pytest.raises(PeerUnreachable) as caught:
+                await move(name)
+            told(caught.value)
+        named("d0")
+        await reloaded(prefill)
+        await move("after")
+        # While nobody fetches, the connection goes on; its peer is told without having asked.
+        named("d1")
+        await reloaded(prefill)
+        await becomes(hd.peers, lambda now: now[0].state == "refused", "refused")
+        named("d0")
+        await reloaded(prefill)
+        await becomes(hd.peers, lambda now: (now[0].state, now[0].trouble) == ("up", ""), "up again")
+        await move("back")
+
+
 async def test_a_bad_configuration_is_refused_whole(site: Site) -> None:
     prefill = site.start("p0", role="prefill")
     tables: dict[str, Any] = {"peers": {"p0": prefill.control}, "memory.npu0": npu(8)}

@@ -24,10 +24,12 @@ class PeerInfo(Struct, frozen=True, kw_only=True):
     """One other agent.
 
     direction   `reads-from` (we connect to it), `serves` (it connects to us), or `configured` (neither as yet)
-    state       `connecting`, `up`, `lost`, `closed`, or `not-tried`
+    state       `connecting`, `up`, `refused` (it is there, and talks not with us), `lost`, `closed`,
+                or `not-tried`
     version     protocol version that is spoken, 0 before the first contact
     generation  its run, 16 hexadecimal digits, empty before the first contact
     jobs        jobs under way with it
+    trouble     what keeps this agent from talking with it, empty if nothing is known to
     """
 
     name: Name
@@ -41,6 +43,7 @@ class PeerInfo(Struct, frozen=True, kw_only=True):
     transports: list[Text] = []
     jobs: Count = 0
     draining: bool = False
+    trouble: Text = ""
 
 
 class PeerList(Struct, tag="peer-list", frozen=True):

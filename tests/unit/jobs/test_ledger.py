@@ -121,6 +121,31 @@ def test_a_name_lasts_as_long_as_its_key_and_its_process() -> None:
     assert met.guests.gone(b"never seen") == ""
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_who_has_another_name_meanwhile_is_told_both_and_welcome_again_with_its_own(version: int) -> None:
+    met = Met()
+    met.come(b"x", "d0", filed="d0", version=version)
+    met.sent.clear()
+    met.peers[b"x"].name = "d5"
+    met.guests.renamed([b"x", b"never introduced"])
+    assert met.guests.met() == []
+    fault = met.guests.unknown(b"x", "fetch")
+    assert (fault.code, fault.field, fault.got, fault.expected) == (
+        "peer-unreachable",
+        "agent.name",
+        "d0",
+        "d5",
+    )
+    told = [(b"x", Refused(fault.to_wire()))] * 2  # at once, and with the answer, should it have gone astray
+    assert met.sent == (told if version == 2 else [])
+    assert met.guests.unknown(b"never introduced", "fetch").code == "bad-frame"
+    met.sent.clear()
+    met.peers[b"x"].name = "d0"
+    met.guests.renamed([b"x"])
+    assert met.sent == [(b"x", Welcome("p0", "prefill", "t", {}))]
+    assert met.guests.name(b"x") == "d0"
+
+
 def test_who_drains_is_known_while_it_is_here() -> None:
     met = Met()
     met.come(b"x", "d0")
