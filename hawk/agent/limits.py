@@ -40,7 +40,13 @@ class Limits:
         jobs = config.jobs
 
         def admission(what: str) -> Admission:
-            return Admission(working=jobs.max_jobs, queued=jobs.max_queued, early=jobs.max_waiting, what=what)
+            return Admission(
+                working=jobs.max_jobs,
+                queued=jobs.max_queued,
+                early=jobs.max_waiting,
+                what=what,
+                who=f"the agent {config.agent.name}",
+            )
 
         return cls(
             serving=admission("serves"),

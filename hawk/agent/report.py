@@ -117,7 +117,11 @@ def peers(agent: Agent, call: int) -> PeerList:
     seen = {info.name for info in found if info.direction == "reads-from"}
     for name, address in agent.directory.configured().items():
         if name not in seen:
-            found.append(PeerInfo(name=name, direction="configured", state="not-tried", address=address))
+            trouble = agent.peers.failed(name)[:_LONGEST]
+            state = "failed" if trouble else "not-tried"
+            found.append(
+                PeerInfo(name=name, direction="configured", state=state, address=address, trouble=trouble)
+            )
     return PeerList(call, sorted(found, key=lambda info: (info.name, info.direction)))
 
 

@@ -21,7 +21,7 @@ from hawk.control.frames import (
     generation,
     refused_version,
 )
-from hawk.control.monitor import BROKE, Monitor
+from hawk.control.monitor import BROKE, REFUSED, Monitor
 from hawk.control.receive import ReceiveLoop
 from hawk.errors import BadFrame, Busy, ControlError, HawkError, PeerLost, PeerUnreachable, VersionMismatch
 
@@ -103,7 +103,7 @@ class Channel(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._trips: dict[int, asyncio.Future[float]] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], bool] = {}
         self._monitor = Monitor(endpoint, self._connected, self._disconnected)
         self._receive = ReceiveLoop(
             endpoint.raw,
@@ -144,11 +144,12 @@ class Channel(Generic[T]):
         self.endpoint.close()
         self._end_waits(ControlError("the channel was closed", peer=self.peer or None))
 
-    async def up(self, timeout: float) -> None:
+    async def up(self, timeout: float, *, patient: bool = True) -> None:
         """Waits until the server is heard, at most `timeout` seconds.
 
         Raises `PeerUnreachable` at the deadline, with what is known of the reason, `VersionMismatch` as soon as
-        the server refuses every version of ours, and `ControlError` if the channel is closed.
+        the server refuses every version of ours, and `ControlError` if the channel is closed.  Unless it is
+        `patient`, it raises `PeerUnreachable` as soon as the server refuses our key, too.
         """
         if self.state is State.CLOSED:
             raise ControlError("the channel is closed", peer=self.peer or None)
@@ -157,14 +158,14 @@ class Channel(Generic[T]):
         if self._refused is not None:
             raise self._refused
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = patient
         try:
             async with asyncio.timeout(timeout):
                 await waiter
         except TimeoutError:
             raise self._unreachable(timeout) from None
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
 
     def send(self, message: object) -> None:
         """Sends to the server, without waiting.
@@ -191,7 +192,14 @@ class Channel(Generic[T]):
         return {"peer": self.peer or None, "address": self.address, "reason": self._trouble or None}
 
     def _unreachable(self, seconds: float) -> PeerUnreachable:
+        if self._trouble == REFUSED:
+            return self._unaccepted()
         return PeerUnreachable("the peer did not answer in time", **self._facts(), seconds=seconds)
+
+    def _unaccepted(self) -> PeerUnreachable:
+        whose = self.peer or "that agent"
+        hint = f"Put this agent's public key into the security.peers_file of {whose}, and send it SIGHUP"
+        return PeerUnreachable(REFUSED, peer=self.peer or None, address=self.address, hint=hint)
 
     def _silent(self) -> HawkError:
         if self.peer_generation == 0:
@@ -331,6 +339,10 @@ class Channel(Generic[T]):
         # A refusal is followed by the end of the connection, which says less.
         if why != BROKE or not self._trouble:
             self._trouble = why
+        if why == REFUSED:
+            for waiter, patient in self._waiters.items():
+                if not patient and not waiter.done():
+                    waiter.set_exception(self._unaccepted())
         self._asked = False
         # What ZeroMQ does not mend by itself is mended here; see `Endpoint.reconnect`.  A mere break gets the
         # time that a slow handshake may take.

@@ -29,6 +29,7 @@ _WATCHED = (
 )
 
 BROKE = "the connection broke"
+REFUSED = "the peer does not accept our key"
 
 
 class Monitor:
@@ -61,6 +62,6 @@ class Monitor:
         elif event == zmq.Event.DISCONNECTED:
             self._on_down(BROKE)
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self._on_down("the peer does not accept our key")
+            self._on_down(REFUSED)
         else:
             self._on_down("the handshake failed: the peer has another key, or does not speak CURVE as we do")

@@ -87,12 +87,13 @@ class Admission:
     working    jobs at work at a time
     queued     jobs that stand in line for that; of more, each is told when to come again
     early      jobs that wait for their offer to be made, and take nobody's place meanwhile
-    what       what an agent does with these jobs ("serves"), for error texts
+    what       what an agent does with these jobs ("serves"), and
+    who        which agent, for error texts, which may be read at another one
     """
 
-    def __init__(self, *, working: int, queued: int, early: int, what: str) -> None:
+    def __init__(self, *, working: int, queued: int, early: int, what: str, who: str = "the agent") -> None:
         self._limits = {_At.WORK: working, _At.QUEUE: queued, _At.EARLY: early}
-        self._what = what
+        self._what, self._who = what, who
         self._count = dict.fromkeys(_At, 0)
         self._work = 0
         self._paces = {_At.QUEUE: Pace(), _At.EARLY: Pace()}
@@ -130,9 +131,9 @@ class Admission:
             most = self._limits[at]
             working = self._limits[_At.WORK]
             full = (
-                f"at most {most} jobs that this agent {self._what} may wait for their offers"
+                f"at most {most} jobs that {self._who} {self._what} may wait for their offers"
                 if early
-                else f"this agent {self._what} at most {working} jobs at a time, and {most} stand in line"
+                else f"{self._who} {self._what} at most {working} jobs at a time, and {most} stand in line"
             )
             raise Busy(full, retry_after=round(after, 4))
         self._count[at] += 1

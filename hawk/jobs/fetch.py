@@ -169,6 +169,8 @@ class FetchJob(Stoppable):
             waits = next((part.waits for part in self.parts if part.waits), None)
             error = DeadlineExceeded(
                 "the fetch did not end in time",
+                request=request.request,
+                source=", ".join(dict.fromkeys(source.source for source in request.sources)),
                 state=self.state.value,
                 waited_for=waits,
                 seconds=request.timeout,

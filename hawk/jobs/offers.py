@@ -141,10 +141,12 @@ def _gone(outcome: Outcome, request: str) -> HawkError:
     return UnknownRequest("nothing to fetch: it was withdrawn", field="request", got=request)
 
 
-def _foreign() -> HawkError:
-    return UnknownRequest(
-        "the claim is not this offer's", field="claim", hint="Fetch with the ticket that offer() returned"
-    )
+def _foreign(request: str, consumer: str = "") -> HawkError:
+    """What to tell who has another offer's ticket, or, where `consumer` asks by name, needs this one's."""
+    what, hint = "the ticket is of no offer that is open", "Fetch with the ticket that offer() returned"
+    if consumer:
+        what, hint = "offered without consumer=", f'{hint}, or offer with consumer="{consumer}"'
+    return UnknownRequest(what, field="request" if consumer else "ticket", got=request, hint=hint)
 
 
 class OfferBook:
@@ -282,7 +284,7 @@ class OfferBook:
         if entry is None and (past := self._past.get(claim)) is not None:
             raise _gone(past.outcome, request)
         if entry is None and request in self._open:
-            raise _foreign()
+            raise _foreign(request)
         return entry
 
     def _by_name(
@@ -297,7 +299,7 @@ class OfferBook:
         named = [entry for entry in entries if consumer in entry.consumers]
         if not named:
             if not entries[0].consumers:
-                raise _foreign()
+                raise _foreign(request, consumer)
             return entries[0]  # which is refused with the names that it is for
         fitting = [entry for entry in named if wants(entry)]
         for fits in (

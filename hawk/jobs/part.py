@@ -180,6 +180,7 @@ class PartJob:
         self._move_to(State.CONNECTING)
         began = time.perf_counter()
         timeout = min(CONNECT_TIMEOUT, request.timeout * CONNECT_SHARE)
+        self.waits = f"{request.source} to answer"
         async with context.peers.session(request.source, request.address, timeout=timeout) as session:
             choice = choose(transports, context.transports, session.endpoints)
             self.result.transport = choice.name
@@ -190,6 +191,7 @@ class PartJob:
             self.result.attempt = dialogue.id
             self.result.phases["connect"] = time.perf_counter() - began
             alone = len(self._whole.parts) == 1
+            self.waits = ""
             receiver = self._receiver = Receiver(
                 context, request, self.result, self._whole.changed, dialogue.fail, request.part, alone=alone
             )
@@ -235,6 +237,8 @@ class PartJob:
             verify=self.context.verifier.asks,
             share=self.context.verifier.share,
         )
+        lacks = ", and has no offer of it or no place for it" if request.early else ""
+        self.waits = f"{session.name}, which has not accepted it{lacks}"
         try:
             accepted = await dialogue.ask(asked)
         except UnknownRequest as fault:
@@ -249,6 +253,7 @@ class PartJob:
                 expected=now,
                 hint="Offer the request again",
             ) from fault
+        self.waits = ""
         phases["accept"] = time.perf_counter() - began
         if not self._whole.needs(self, accepted):
             self.unneeded = True

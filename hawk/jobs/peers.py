@@ -115,7 +115,7 @@ class PeerSession:
     async def ready(self, timeout: float) -> None:
         """Waits until the peer has introduced itself; raises `PeerUnreachable` or `VersionMismatch`."""
         until = asyncio.get_running_loop().time() + timeout
-        await self.channel.up(timeout)
+        await self.channel.up(timeout, patient=False)
         if self._welcomed.is_set() and self._refused is None:
             return
         try:
@@ -253,6 +253,7 @@ class Peers:
         self._on_end = on_end
         self._most = most
         self._sessions: OrderedDict[tuple[str, str], PeerSession] = OrderedDict()
+        self._failed: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -260,10 +261,15 @@ class Peers:
     def replace_keys(self, keys: Mapping[str, str]) -> None:
         """Other keys from now on; a session with a peer whose key is another, or none any more, ends with its jobs."""
         old, self.keys = self.keys, dict(keys)
+        self._failed.clear()
         for session in self.sessions:
             if self._secure and self.keys.get(session.name) != old.get(session.name):
                 log.warning("the peer's key was changed or taken away", peer=session.name)
                 self._end(session)
+
+    def failed(self, name: str) -> str:
+        """Why the last try to talk with that peer failed; empty if it did not, or was not made since a reload."""
+        return self._failed.get(name, "")
 
     @property
     def sessions(self) -> list[PeerSession]:
@@ -292,6 +298,23 @@ class Peers:
         `UnknownPeer`, `PeerUnreachable`, `VersionMismatch`, `Busy` or `ConfigError` (no key of that peer).
         """
         try:
+            session = await self._meet(name, address, timeout)
+        except Busy:
+            raise
+        except HawkError as error:
+            self._failed[name] = str(error)
+            while len(self._failed) > self._most:
+                self._failed.popitem(last=False)
+            raise
+        self._failed.pop(name, None)
+        try:
+            yield session
+        finally:
+            session.users -= 1
+
+    async def _meet(self, name: str, address: str, timeout: float) -> PeerSession:
+        """The session, with one user more, once the peer has introduced itself."""
+        try:
             where = await self._directory.resolve(name, address)
         except (UnknownPeer, PeerUnreachable):
             if not address:
@@ -302,18 +325,18 @@ class Peers:
         session.users += 1
         met = False
         try:
-            try:
-                await session.ready(timeout)
-            except PeerUnreachable:
-                self._directory.lost(name)
-                raise
+            await session.ready(timeout)
             met = True
-            yield session
+        except PeerUnreachable:
+            self._directory.lost(name)
+            raise
         finally:
-            session.users -= 1
-            if not met and session.users == 0:
-                # Nobody was there.  Whoever tries next begins anew, and an address from a ticket leaves nothing.
-                self._end(session)
+            if not met:
+                session.users -= 1
+                if session.users == 0:
+                    # Nobody was there.  Whoever tries next begins anew, and an address from a ticket leaves nothing.
+                    self._end(session)
+        return session
 
     def _leave_others(self, name: str, where: str) -> None:
         """The peer is elsewhere now: a session with its old place that nobody uses, and nobody answers, is over."""

@@ -93,8 +93,8 @@ class Probes:
         if consumer is None:
             return self._refuse(identity, message, self._guests.unknown(identity, "probe"))
         if len(self._open) >= MOST:
-            most = f"the peer lets others try at most {MOST} things at a time"
-            return self._refuse(identity, message, Busy(most, retry_after=1.0))
+            busy = Busy(f"the peer serves at most {MOST} probes at a time", retry_after=1.0)
+            return self._refuse(identity, message, busy)
         known = self._open[key] = _Open()
         known.task = asyncio.get_running_loop().create_task(self._serve(identity, consumer, message, known))
         known.task.add_done_callback(lambda _: self._open.pop(key, None))
@@ -110,9 +110,7 @@ class Probes:
         try:
             async with asyncio.timeout(LONGEST):
                 if transport is None:
-                    raise NotViable(
-                        "this agent has no such transport", field="transport", got=probe.transport
-                    )
+                    raise NotViable("the peer has no such transport", field="transport", got=probe.transport)
                 ask = RoomAsk(
                     consumer, NBYTES, 0, math.inf, NBYTES, owner=probe.job, transport=probe.transport
                 )

@@ -224,7 +224,7 @@ class ServeJob(Stoppable):
     async def _serve(self) -> None:
         context, fetch = self.context, self.fetch
         if self._transport is None:
-            raise NotViable("this agent has no such transport", field="transport", got=fetch.transport)
+            raise NotViable("the peer has no such transport", field="transport", got=fetch.transport)
         # Until its turn comes the consumer asks again and again; one that does not has given up, and its word was lost.
         self._lease = Lease(max(context.lease, SILENCE), self._lease_ran_out)
         target = compile_descr(fetch.target)

@@ -144,7 +144,7 @@ class Serving:
         elif isinstance(message, Fetch):
             self._begin(key, identity, message)
         else:
-            unknown = UnknownRequest("this agent has no such job", field="job", got=message.job)
+            unknown = UnknownRequest("the peer has no such job", field="job", got=message.job)
             answer = Ended(message.job, unknown.to_wire())
             if isinstance(message, Abort):
                 self._remember(key, answer)  # its fetch may still be on the way, and nobody wants it any more
@@ -186,7 +186,9 @@ class Serving:
             raise refused
         if len(self._jobs) >= MOST_JOBS:
             # Those that are prepared and wait for their consumer's last word have left their places.
-            raise Busy(f"this agent knows at most {MOST_JOBS} jobs at a time", retry_after=1.0)
+            raise Busy(
+                f"the agent {self._welcome().name} knows at most {MOST_JOBS} jobs at a time", retry_after=1.0
+            )
         early = fetch.wait and self.context.offers.find(fetch.request) is None
         return self.admission.enter(early=early)
 

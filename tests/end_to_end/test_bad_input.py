@@ -73,9 +73,9 @@ async def test_a_claim_that_was_guessed(s: Scene) -> None:
     offer = await s.offer()
     ticket = msgspec.structs.replace(decode_ticket(offer.ticket), claim="0" * 32)
     error = await refused(s, UnknownRequest, ticket=encode_ticket(ticket))
-    assert error.field == "claim"
+    assert error.field == "ticket"
     by_name = await refused(s, UnknownRequest, request=offer.request, source="p0")
-    assert by_name.field == "claim"
+    assert by_name.field == "request"
 
 
 async def test_an_offer_for_another_consumer(s: Scene) -> None:
@@ -198,6 +198,8 @@ async def test_a_peer_without_a_key(s: Scene) -> None:
 
 async def test_an_early_fetch_whose_offer_never_comes(s: Scene) -> None:
     error = await refused(s, DeadlineExceeded, request="never", source="p0", wait=True, timeout="0.5s")
+    assert (error.facts["request"], error.facts["source"]) == ("never", "p0")
+    assert "no offer of it" in error.facts["waited_for"]
     assert error.facts["state"] == "requested"
     assert isinstance(error, TimeoutError)
 

@@ -56,14 +56,22 @@ async def test_a_peer_joins_and_leaves_by_sighup(site: Site) -> None:
             fetch = hd.fetch(request=name, source="p0", into=device, blocks=[3], timeout="3s")
             assert (await fetch).tokens == 64
 
+        async def tried() -> tuple[str, str]:
+            (peer,) = await hd.peers()
+            return peer.state, peer.trouble
+
         with pytest.raises(UnknownPeer):
             await move("nobody knows p0")
         tables["peers"] = {"p0": prefill.control}
         site.write_config("d0", tables, role="decode", log_level="debug")
         told = await reloaded(decode)
         assert told["changed"] == ["agent.log_level", "peers.p0"]
-        with pytest.raises(PeerUnreachable, match="does not accept our key"):
+        assert await tried() == ("not-tried", "")
+        with pytest.raises(PeerUnreachable, match="does not accept our key") as refused:
             await move("p0 does not know d0")
+        assert "seconds" not in refused.value.facts  # nobody waited for what was known
+        assert "public key into the security.peers_file of p0" in str(refused.value)
+        assert await tried() == ("failed", str(refused.value))
         (site.folder / "some.toml").write_text(everyone)
         assert (await reloaded(prefill))["keys_added"] == ["d0"]
         await move("both know")
@@ -119,6 +127,12 @@ async def test_a_peer_renamed_by_sighup_is_told_both_names(site: Site) -> None:
             with pytest.raises(PeerUnreachable) as caught:
                 await move(name)
             told(caught.value)
+            assert [(peer.state, peer.trouble) for peer in await hd.peers()] == [
+                ("failed", str(caught.value))
+            ]
+        with pytest.raises(PeerUnreachable) as caught:
+            await hd.try_peer("p0")
+        told(caught.value)
         named("d0")
         await reloaded(prefill)
         await move("after")

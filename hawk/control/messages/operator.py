@@ -25,7 +25,7 @@ class PeerInfo(Struct, frozen=True, kw_only=True):
 
     direction   `reads-from` (we connect to it), `serves` (it connects to us), or `configured` (neither as yet)
     state       `connecting`, `up`, `refused` (it is there, and talks not with us), `lost`, `closed`,
-                or `not-tried`
+                `failed` (the last try), or `not-tried`
     version     protocol version that is spoken, 0 before the first contact
     generation  its run, 16 hexadecimal digits, empty before the first contact
     jobs        jobs under way with it

@@ -202,6 +202,9 @@ async def test_a_key_that_is_not_on_the_list(make_sockets: MakeSockets, new_key:
     stranger = house.channel(unknown)
     with pytest.raises(PeerUnreachable, match="does not accept our key"):
         await stranger.up(1.0)
+    # Who does not wait is told at once, and what to do about it.
+    with pytest.raises(PeerUnreachable, match=r"does not accept our key.*security\.peers_file of"):
+        await house.channel(unknown).up(60.0, patient=False)
     await _says(house, house.channel(key), "still here")
     assert house.sockets.zap is not None
     assert house.sockets.zap.denied["unknown-key"] >= 1

@@ -150,18 +150,20 @@ async def test_an_offer_is_claimed_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("consumer", "who", "right", "error"),
+    ("consumer", "who", "right", "error", "said"),
     [
-        ("", "d0", "", UnknownRequest),
-        ("", "d0", "0" * 32, UnknownRequest),
-        ("d1", "d0", None, AlreadyClaimed),
-        ("d1", "d1", "0" * 32, UnknownRequest),
+        ("", "d0", "", UnknownRequest, r"offered without consumer=.*with consumer=\"d0\""),
+        ("", "d0", "0" * 32, UnknownRequest, "ticket: .*no offer that is open"),
+        ("d1", "d0", None, AlreadyClaimed, "another consumer"),
+        ("d1", "d1", "0" * 32, UnknownRequest, "ticket: .*no offer that is open"),
     ],
 )
-async def test_claims_that_are_refused(consumer: str, who: str, right: str | None, error: type) -> None:
+async def test_claims_that_are_refused(
+    consumer: str, who: str, right: str | None, error: type, said: str
+) -> None:
     book, entry = OfferBook(4, lambda entry: None), offer(consumers=(consumer,) if consumer else ())
     book.add(entry, 60)
-    with pytest.raises(error):
+    with pytest.raises(error, match=said):
         await book.claim("r", entry.claim if right is None else right, who, "j", wait=False)
     assert not entry.claims
 
