@@ -263,7 +263,7 @@ class Client(Operator):
 
 
 def connect(address: str | Agent | None = None, *, timeout: float | str = "10s") -> Client:
-    """A client of the agent at `address` (`"ipc://PATH"`, as in its config's `agent.local`), or of an embedded agent.
+    """A client of the agent at `address` (`"ipc://PATH"` or the path alone, as `agent.local`), or of an embedded agent.
 
     On the event loop of an embedded agent the client talks with it directly, everywhere else over its socket.
     Without an address the environment variable HAWK_LOCAL names it.
@@ -286,6 +286,8 @@ def connect(address: str | Agent | None = None, *, timeout: float | str = "10s")
                 expected='"ipc://PATH" or a hawk.Agent',
             )
         return Client(local, timeout=duration(timeout, "timeout"), agent=address)
+    if address.startswith("/"):
+        address = f"ipc://{address}"
     return Client(address, timeout=duration(timeout, "timeout"))
 
 

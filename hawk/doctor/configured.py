@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from hawk.control.local import socket_path
-from hawk.doctor.findings import Finding, fail, ok
+from hawk.doctor.findings import Finding, fail, ok, warn
 from hawk.errors import ConfigError, NotViable
 from hawk.memory import registry as memories
 from hawk.memory.available import available_memory
@@ -73,10 +74,26 @@ def _room(machine: Machine, config: Config) -> Iterator[Finding]:
         if entry.kind in _IN_HOST_MEMORY
     }
     need, there = config.arena.size + sum(sizes.values()), available_memory(machine.root)
-    if need > there:
-        largest = max({"arena": config.arena.size, **sizes}.items(), key=lambda item: item[1])[0]
+    if need <= there:
+        return
+    largest = max({"arena": config.arena.size, **sizes}.items(), key=lambda item: item[1])[0]
+    name, takes = "memory of the machine", f"arena and memories take {approximate_size(need)}"
+    if need > (total := _total(machine)):
         yield fail(
-            "memory of the machine",
-            f"arena and memories take {approximate_size(need)}, and {approximate_size(there)} are available",
-            f"Make them smaller: {largest} is the largest. An agent of this configuration that runs has them already",
+            name, f"{takes}, and there are {approximate_size(total)}", f"Make {largest} smaller, the largest"
         )
+    else:
+        yield warn(
+            name,
+            f"{takes}, and {approximate_size(there)} are available",
+            f"Make {largest} smaller, the largest; an agent of this configuration that runs has its part already",
+        )
+
+
+def _total(machine: Machine) -> int:
+    """Bytes of memory that the machine has; without end where it does not say."""
+    for line in machine.read("/proc/meminfo").splitlines():
+        key, _, rest = line.partition(":")
+        if key == "MemTotal" and rest.split():
+            return int(rest.split()[0]) * 1024
+    return sys.maxsize

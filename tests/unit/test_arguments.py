@@ -125,3 +125,7 @@ def test_what_is_right_passes() -> None:
     assert a.ticket_text("hawk1.x") == "hawk1.x"
     assert a.small_note(bytearray(b"ab")) == b"ab"
     assert a.duration("7d", "ttl") == a.LONGEST
+
+
+def test_a_path_is_an_address() -> None:
+    assert hawk.connect("/run/hawk/p0.sock").address == "ipc:///run/hawk/p0.sock"

@@ -53,6 +53,8 @@ def test_it_says_what_is_promised() -> None:
     service = found["Service"]
     assert {name: service.get(name) for name in WANTED} == WANTED
     assert service["ExecStart"].endswith("hawk-agent --config /etc/hawk/%i.toml")
+    # What docs/operations.md installs there is what env finds.
+    assert "PATH=/opt/hawk/bin:" in service["Environment"]
     assert all(service.get(name, "no") == "no" for name in HIDES)
     assert {"AF_UNIX", "AF_INET", "AF_INET6"} <= set(service["RestrictAddressFamilies"].split())
 
