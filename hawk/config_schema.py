@@ -150,12 +150,18 @@ class MemoryConfig:
     options: Any = field(default=None, metadata={"filled_later": True})
 
 
+PROBED = 64 << 10
+"""Bytes of arena that hold as many probes as an agent serves at a time, at a page each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaConfig:
     """`[arena]`: where the sending side lays out what it is about to send."""
 
     size: Size = option(
-        256 << 20, "Bytes; limits how much can be prepared and not yet fetched.", minimum=4096
+        256 << 20,
+        "Bytes; limits how much can be prepared and not yet fetched. An agent that only decodes takes 64 KiB at most.",
+        minimum=4096,
     )
 
 
@@ -266,6 +272,11 @@ class Config:
     jobs: JobsConfig = field(default_factory=JobsConfig)
     integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
     peers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of arena that the agent fills: one that sends nothing needs a few, for those who try its transports."""
+        return min(self.arena.size, PROBED) if self.agent.role == "decode" else self.arena.size
 
 
 SECTIONS: dict[str, type[Any]] = {

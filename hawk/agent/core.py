@@ -173,10 +173,10 @@ class Agent:
         log.info(
             "agent starting: filling its memory, which may take a second for each GiB",
             name=config.agent.name,
-            arena=format_size(config.arena.size),
+            arena=format_size(config.arena_bytes),
             memories={name: _described(entry) for name, entry in config.memory.items()},
         )
-        self.arena: Arena = await _filled(lambda: Arena(config.arena.size, scrub=config.integrity.scrub))
+        self.arena: Arena = await _filled(lambda: Arena(config.arena_bytes, scrub=config.integrity.scrub))
         stack.callback(self.arena.close)
         for name, entry in config.memory.items():
             memory = await _filled(functools.partial(memories.create, entry.kind, name, entry.options))

@@ -73,10 +73,10 @@ def _room(machine: Machine, config: Config) -> Iterator[Finding]:
         for name, entry in config.memory.items()
         if entry.kind in _IN_HOST_MEMORY
     }
-    need, there = config.arena.size + sum(sizes.values()), available_memory(machine.root)
+    need, there = config.arena_bytes + sum(sizes.values()), available_memory(machine.root)
     if need <= there:
         return
-    largest = max({"arena": config.arena.size, **sizes}.items(), key=lambda item: item[1])[0]
+    largest = max({"arena": config.arena_bytes, **sizes}.items(), key=lambda item: item[1])[0]
     name, takes = "memory of the machine", f"arena and memories take {approximate_size(need)}"
     if need > (total := _total(machine)):
         yield fail(

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import replace
 
 import pytest
 
+from hawk.config_schema import PROBED, Config
 from hawk.control.messages import Abort, Ended, PeerMessage, Probe
 from hawk.errors import Aborted, Busy, HawkError, from_wire
 from hawk.jobs import probes
+from hawk.memory.arena import Arena
 from tests.unit.jobs.rig import PEER, rig
+
+
+def test_an_arena_of_an_agent_that_sends_nothing_holds_all_probes() -> None:
+    with contextlib.closing(Arena(PROBED)) as arena:
+        for i in range(probes.MOST):
+            assert arena.reserve(probes.NBYTES, str(i)) is not None
+
+
+@pytest.mark.parametrize(
+    ("role", "nbytes"), [("decode", PROBED), ("prefill", 256 << 20), ("both", 256 << 20)]
+)
+def test_who_sends_nothing_fills_no_arena(role: str, nbytes: int) -> None:
+    config = Config()
+    assert replace(config, agent=replace(config.agent, role=role)).arena_bytes == nbytes
 
 
 async def test_why_a_probe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
