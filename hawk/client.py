@@ -245,6 +245,13 @@ class Client(Operator):
         instance(into, Cache, "into", "a cache from register or allocate").check(self)
         instance(wait, bool, "wait", "True or False")
         tickets = ticket_texts(ticket)
+        if tickets and (request or source):
+            raise InvalidArgument(
+                "a ticket says already what it is for, and where that is",
+                field="request" if request else "source",
+                got=request or source,
+                expected="a ticket, or a request and its source",
+            )
         return Fetch(
             self,
             tickets=tickets,

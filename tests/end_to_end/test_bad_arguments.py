@@ -37,13 +37,17 @@ async def test_what_is_no_request(s: Scene, request_name: object) -> None:
     assert (caught.value.field, caught.value.got) == ("request", repr(request_name))
     with pytest.raises(InvalidArgument):
         s.hd.fetch(request=request_name, source="p0", into=s.device, blocks=[1])
+    with pytest.raises(InvalidArgument) as caught:
+        s.hd.fetch(request="r", source=None, into=s.device, blocks=[1])
+    assert caught.value.field == "source"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
         ("into", None, InvalidArgument),
-        ("source", None, InvalidArgument),
+        ("source", "p0", InvalidArgument),
+        ("request", "another", InvalidArgument),
         ("timeout", "1000000000h", InvalidArgument),
         ("wait", "yes", InvalidArgument),
         ("ticket", "hawk1." + "x" * 2043, BadFrame),
