@@ -41,7 +41,7 @@ class FakeCuda(Sharing):
     pinned: dict[int, int] = field(default_factory=dict)
     locked: dict[int, np.ndarray] = field(default_factory=dict)
     streams: dict[int, deque] = field(default_factory=dict)
-    priorities: dict[int, bool] = field(default_factory=dict)
+    priorities: dict[int, int] = field(default_factory=dict)
     events: dict[int, Event] = field(default_factory=dict)
     opened: dict[int, int] = field(default_factory=dict)
     handles: dict[int, np.ndarray] = field(default_factory=dict)
@@ -251,10 +251,10 @@ class FakeCuda(Sharing):
         self._call("free_host")
         del self.locked[address]
 
-    def stream(self, *, low: bool) -> int:
+    def stream(self, *, low: bool, high: bool = False) -> int:
         self._call("stream")
         number = self._number()
-        self.streams[number], self.priorities[number] = deque(), low
+        self.streams[number], self.priorities[number] = deque(), -1 if low else int(high)
         return number
 
     def drop_stream(self, stream: int) -> None:

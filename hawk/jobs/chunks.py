@@ -90,7 +90,25 @@ def agreed(
     parts = None if whole else (offer.part, part_of(fetch.target))
     half = max(room // 2, 1)
     setting = "arena.size (half of it)" if half < most else "jobs.chunk"
-    return _agreement(source, target, parts, first, last - first, min(most, half), setting)
+    growing = offer.layers < source.shape.layers or offer.cache.gpu >= 0
+    return _agreement(source, target, parts, first, last - first, min(most, half), setting, growing)
+
+
+def tapered(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """The same layers in chunks of at most as many, and at most half of what is left, a layer at least.
+
+    Where layers are still being written, what is left to send after the last of them is little, and before it chunks
+    are large, for each costs the processor as much.
+    """
+    most, first = chunks[0].layers, chunks[0].layer
+    if most == 1 or any((c.block, c.blocks) != (chunks[0].block, chunks[0].blocks) for c in chunks):
+        return chunks
+    found, left = [], sum(c.layers for c in chunks)
+    while left:
+        layers = max(1, min(most, left // 2))
+        found.append(replace(chunks[0], layer=first, layers=layers))
+        first, left = first + layers, left - layers
+    return tuple(found)
 
 
 _fit, _loss = lru_cache(maxsize=256)(check), lru_cache(maxsize=256)(loss)
@@ -106,6 +124,7 @@ def _agreement(
     tokens: int,
     limit: int,
     setting: str,
+    growing: bool,
 ) -> Agreement:
     """Kept where there are few chunks, as `cut` is; nothing of it depends on where anything lies."""
     if parts is None:
@@ -116,6 +135,8 @@ def _agreement(
         chosen = selection(*parts, first, tokens)
         _fit(source, target, chosen)
     chunks = cut(target, chosen, limit, setting)
+    if growing:
+        chunks = tapered(chunks)
     if len(chunks) > MOST_CHUNKS:
         raise InvalidArgument(
             "the request falls into too many chunks",

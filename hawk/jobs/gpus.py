@@ -44,8 +44,11 @@ if TYPE_CHECKING:
 
 log = get_log("hawk.jobs.gpus")
 
-LANES = 2
-"""Chunks at a time on each GPU: one is made ready while the other is copied."""
+AHEAD = 2
+"""Chunks of one job at a time on its GPU: one is made ready while the other is copied."""
+
+LANES = AHEAD + 1
+"""Chunks at a time on each GPU: one more, so that another job finds one where a job's layers are awaited on the GPU."""
 
 
 class Prepared(Protocol):
@@ -77,6 +80,8 @@ class OnGpu:
 
     Raises `MissingDependency` without CuPy, `OutOfMemory` or `HawkMemoryError` where the GPU has no room.
     """
+
+    ahead = AHEAD
 
     def __init__(
         self, there: CudaDevice, chunk: int, *, locked: bool, scrub: bool, make: Callable[[int], Kernels]

@@ -42,9 +42,10 @@ class Portion:
 
 
 class SourceRetiler(Protocol):
-    """Retiles chunks of one kind of source; `turns` says how many at a time."""
+    """Retiles chunks of one kind of source; `turns` says how many at a time, `ahead` how many of one job."""
 
     turns: Slots
+    ahead: int
 
     def at_once(self, portion: Portion) -> bool:
         """Fills it in this very call, where that is over before anybody could take a turn; False: nothing was done."""
@@ -58,6 +59,8 @@ class SourceRetiler(Protocol):
 
 class OnProcessors:
     """Threads of the agent's, see `hawk.retile.cpu`."""
+
+    ahead = 1  # each chunk takes all of them
 
     def __init__(self, retiler: Retiler, turns: Slots) -> None:
         self._retiler = retiler

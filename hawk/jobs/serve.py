@@ -31,14 +31,8 @@ from hawk.control.messages import (
     Released,
     unpack_blocks,
 )
-from hawk.errors import (
-    Aborted,
-    DeadlineExceeded,
-    HawkError,
-    InternalError,
-    LeaseExpired,
-    NotViable,
-)
+from hawk.errors import Aborted, DeadlineExceeded, HawkError, InternalError, LeaseExpired, NotViable
+from hawk.jobs.ahead import Ahead
 from hawk.jobs.caches import compile_descr, part_of, write_part
 from hawk.jobs.chunks import agreed
 from hawk.jobs.dialogue import SILENCE, UNNEEDED
@@ -62,8 +56,9 @@ if TYPE_CHECKING:
     from hawk.jobs.offers import Claim, OfferBook, OfferEntry
     from hawk.jobs.planner import Planner
     from hawk.jobs.quarantine import Quarantine
-    from hawk.jobs.retilers import Retilers
+    from hawk.jobs.retilers import Retilers, SourceRetiler
     from hawk.jobs.room import Room
+    from hawk.jobs.shelf import Held
     from hawk.observe.metrics import Metrics
     from hawk.plan.types import Chunk, Step
     from hawk.transports.base import Transport
@@ -274,15 +269,19 @@ class ServeJob(Stoppable):
             planned = into.plan(chunk)
             return planned.nbytes, out.plan(planned)
 
-        for number, chunk in enumerate(chunks):
-            self.phase = "layers"
-            layers = selection.source_layer(chunk.layer + chunk.layers - 1) + 1
-            await offer.until_layers(layers)
-            self.phase = "plan"
-            began = time.perf_counter()
-            nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
-            context.metrics.phase("plan", time.perf_counter() - began)
-            await self._prepare(number, chunk, nbytes, steps, offer, layers, self._transport)
+        retiler = context.retilers.of(offer.cache)
+        async with Ahead(retiler.ahead) as ahead:
+            for number, chunk in enumerate(chunks):
+                self.phase = "layers"
+                layers = selection.source_layer(chunk.layer + chunk.layers - 1) + 1
+                await offer.until_layers(layers)
+                self.phase = "plan"
+                began = time.perf_counter()
+                nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
+                context.metrics.phase("plan", time.perf_counter() - began)
+                held = await self._reserve(number, nbytes)
+                portion = Portion(offer, layers, steps, context.room.arena.region, held.range.offset, nbytes)
+                await ahead.put(self._prepare(number, chunk, portion, retiler, held, self._transport))
         self.state, self.phase = State.PREPARED, "release"
         # The source has been read for the last time, and what is left to do is the consumer's.
         self.place.leave()
@@ -297,16 +296,7 @@ class ServeJob(Stoppable):
         self.send(msgspec.structs.replace(self._accepted, prepared=first) if together else self._accepted)
         return together
 
-    async def _prepare(
-        self,
-        number: int,
-        chunk: Chunk,
-        nbytes: int,
-        steps: Sequence[Step],
-        offer: OfferEntry,
-        layers: int,
-        transport: Transport,
-    ) -> None:
+    async def _reserve(self, number: int, nbytes: int) -> Held:
         context, fetch = self.context, self.fetch
         began = time.perf_counter()
         ask = RoomAsk(
@@ -320,11 +310,20 @@ class ServeJob(Stoppable):
         )
         self.phase = "reserve"
         held = await self._shelf.place(number, ask)
-        self.phase = "retile"
         context.metrics.phase("reserve", time.perf_counter() - began)
-        offset = held.range.offset
-        portion = Portion(offer, layers, steps, context.room.arena.region, offset, nbytes)
-        retiler = context.retilers.of(offer.cache)
+        return held
+
+    async def _prepare(
+        self,
+        number: int,
+        chunk: Chunk,
+        portion: Portion,
+        retiler: SourceRetiler,
+        held: Held,
+        transport: Transport,
+    ) -> None:
+        context, nbytes, offset = self.context, portion.nbytes, portion.offset
+        self.phase = "retile"
         began = time.perf_counter()
         if not retiler.at_once(portion):
             async with retiler.turns.turn(self._ask(nbytes)):
@@ -337,7 +336,7 @@ class ServeJob(Stoppable):
         held.grant = transport.grant(offset, nbytes)
         transport.expect(held.grant, self.reader)
         held.message = Prepared(
-            job=fetch.job,
+            job=self.fetch.job,
             chunk=number,
             layer=chunk.layer,
             layers=chunk.layers,

@@ -121,8 +121,8 @@ class Driver(Protocol):
 
     # -- streams and events
 
-    def stream(self, *, low: bool) -> int:
-        """A stream that waits for no other; `low`: of the least priority there is."""
+    def stream(self, *, low: bool, high: bool = False) -> int:
+        """A stream that waits for no other; `low`, `high`: of the least and of the greatest priority there is."""
 
     def drop_stream(self, stream: int) -> None:
         """Gives it back, once all that is on it has been done."""

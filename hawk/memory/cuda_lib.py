@@ -197,12 +197,11 @@ class LibCuda:
 
     # -- streams and events
 
-    def stream(self, *, low: bool) -> int:
+    def stream(self, *, low: bool, high: bool = False) -> int:
         least, greatest = c_int(), c_int()
         self._call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
-        return self._number(
-            "cuStreamCreateWithPriority", _NON_BLOCKING, least.value if low else 0, kind=c_void_p
-        )
+        priority = greatest.value if high else least.value if low else 0
+        return self._number("cuStreamCreateWithPriority", _NON_BLOCKING, priority, kind=c_void_p)
 
     def drop_stream(self, stream: int) -> None:
         self._call("cuStreamDestroy_v2", stream)

@@ -75,7 +75,9 @@ def _record(driver: Driver, event: int, where: CudaArray, after: object) -> None
         driver.record(event, handle)
         return
     # An event of the caller's may be gone before the agent looks: ours stands behind it from now on.
-    between = driver.stream(low=False)
+    # Streams of one priority share a few queues of the GPU, in which what waits holds up what stands behind it: of the
+    # kernels' priority these waits would keep chunks from being made until the last of the layers is written.
+    between = driver.stream(low=False, high=True)
     try:
         driver.wait(between, handle)
         driver.record(event, between)

@@ -17,7 +17,7 @@ from hawk.client import Client
 from hawk.control.messages import BufferRef
 from hawk.errors import Aborted, DeviceLost, HawkMemoryError, InvalidArgument, RegistrationFailed
 from hawk.handles import Cache, DeviceCache
-from hawk.jobs.gpus import LANES, Gpus
+from hawk.jobs.gpus import AHEAD, LANES, Gpus
 from hawk.memory import cuda_driver
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import AgentProcess, clients
@@ -101,7 +101,7 @@ async def test_a_request_goes_from_a_gpu_into_an_npu(
             assert await offer.ended() == "consumed"
         assert kernels.launched > 3  # several chunks
         assert driver.counts["allocate"] == 1  # room on the GPU is taken once
-        assert sum(driver.priorities.values()) == LANES
+        assert list(driver.priorities.values()).count(-1) == LANES
         await source.release()
         again = await hp.register(on_gpu(driver, host))
         await again.release()
@@ -142,6 +142,32 @@ async def test_kernels_wait_for_the_layers_that_they_read_and_no_others(
         driver.end_stream(engine)
 
 
+async def test_chunks_are_made_ahead_and_leave_room_for_another_job(
+    short_path: Path, driver: FakeCuda, kernels: Kernels
+) -> None:
+    host, engine = c.filled(), driver.make_stream()
+    gate = Gate(driver, engine)
+    async with scene(short_path) as (hp, hd, device):
+        source = await hp.register(on_gpu(driver, host))
+        src, dst = c.tables(1, 0, 0, 128, src=host.spec, dst=c.target_spec())
+        offer = await hp.offer("r", source, src, tokens=128, after=engine)
+        c.paint(device)
+        fetch = asyncio.ensure_future(hd.fetch(offer, into=device, blocks=dst, timeout="20s").result())
+        await reached(lambda: driver.counts.get("synchronise", 0) == AHEAD, "a chunk is made ahead")
+        quick = await hp.offer("quick", source, [1], tokens=16)
+        other = sorted(set(range(c.target_spec().blocks)) - set(dst))[:1]
+        await hd.fetch(quick, into=device, blocks=other, timeout="20s")
+        assert not fetch.done()
+        gate.open()
+        await fetch
+        moved = [c.Moved(host, src, dst, 0, 128), c.Moved(host, [1], other, 0, 16)]
+        c.check(device, c.target_spec(), *moved, guards=[device])
+        assert driver.counts["synchronise"] > AHEAD + c.LAYERS, (
+            "chunks of a layer, and those of the other job"
+        )
+        driver.end_stream(engine)
+
+
 async def test_marks_of_every_kind(short_path: Path, driver: FakeCuda, kernels: Kernels) -> None:
     host, engine = c.filled(), driver.make_stream()
     event = driver.make_event(engine)
@@ -162,6 +188,9 @@ async def test_marks_of_every_kind(short_path: Path, driver: FakeCuda, kernels: 
             offer = await hp.offer("r", source, [1], tokens=16, after=after)
             await hd.fetch(offer, into=device, blocks=[0], timeout="20s")
             assert await offer.ended() == "consumed"
+        assert list(driver.priorities.values()).count(1) == 1, (
+            "what waits for an event stands in no kernel's way"
+        )
         for wrong in ("now", -1, True, Unrecorded(), object()):
             with pytest.raises(InvalidArgument, match="after: nothing that a GPU can wait for"):
                 await hp.offer("w", source, [1], tokens=16, after=wrong)

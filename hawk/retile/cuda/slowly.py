@@ -21,8 +21,9 @@ def slow(i: int, spec: Spec) -> str:
     src, dst = spec.src_codec, spec.dst_codec
     same = src == dst
     lines = [
+        f"const i64 *rows = q.rows + (i64)LOOK(q.flag) * {9 * spec.pieces};",
         f"for (u32 v = thread; v < {spec.elements // group}u; v += THREADS) {{",
-        f"const i64 *p = q.rows + v / {n // group}u * 9u;",
+        f"const i64 *p = rows + v / {n // group}u * 9u;",
         f"const u32 first = v % {n // group}u * {group}u;",
         "const u64 from = (u64)(LOOK(q.base + LOOK(p)) + LOOK(p + 1));",
         f"const u64 to = (u64)(LOOK(q.base + {spec.src_channels} + LOOK(p + 3)) + LOOK(p + 4));",

@@ -61,8 +61,9 @@ def _types(count: int) -> str:
     return f"""
 struct part {{ {fields} }};
 struct args {{ u64 table; struct part part[{count}]; }};
-/* One unit: bases of its step, its words, and where it is not whole its pieces' rows. */
-struct place {{ const i64 *base; u64 words; const i64 *rows; i32 partial; }};
+/* One unit: bases of its step, its words, whether it is not whole, and then at `flag` which of `rows` its pieces have.
+ * Before the first elements can be asked for, the first word is looked up, and nothing else. */
+struct place {{ const i64 *base; u64 words; const i32 *flag; const i64 *rows; u32 partial; }};
 """
 
 
@@ -83,6 +84,7 @@ def _part(i: int, spec: Spec) -> str:
 
 def _find(i: int, spec: Spec) -> str:
     words = (8 if spec.wide else 4) * (spec.src_words + spec.dst_words)
+    word = "u64" if spec.wide else "u32"
     return f"""
 FN struct place find_{i}(u64 table, struct part part, u32 local)
 {{
@@ -90,8 +92,9 @@ FN struct place find_{i}(u64 table, struct part part, u32 local)
     struct place q;
     q.base = TABLE(i64, table + (u64)part.base * {VECTOR}) + step * {spec.src_channels + spec.dst_channels}u;
     q.words = table + (u64)part.words * {VECTOR} + (u64)unit * {words}u;
-    q.partial = LOOK(TABLE(i32, table + (u64)part.flags * {VECTOR}) + unit);
-    q.rows = TABLE(i64, table + (u64)part.rows * {VECTOR}) + (i64)q.partial * {9 * spec.pieces};
+    q.partial = LOOK(TABLE({word}, q.words)) == ({word})-1;
+    q.flag = TABLE(i32, table + (u64)part.flags * {VECTOR}) + unit;
+    q.rows = TABLE(i64, table + (u64)part.rows * {VECTOR});
     return q;
 }}"""
 
@@ -158,7 +161,7 @@ def _take(i: int, box: Box) -> str:
         lines += _take_exponents(i, box)
     lines += _batches(i, box, found, width, words)
     body = "\n".join(f"    {line}" for line in lines)
-    return f"{head}    if (q.partial >= 0) return;\n{body}\n}}"
+    return f"{head}    if (q.partial) return;\n{body}\n}}"
 
 
 def _batches(i: int, box: Box, found: Vector, width: int, words: int) -> list[str]:
@@ -249,7 +252,7 @@ def _give(i: int, box: Box) -> str:
     body = _each(found.count, 0, every, lines, "SOME" if heavy else "UNROLL")
     return (
         head
-        + f"    if (q.partial >= 0) {{\n        slow_{i}(q, thread);\n        return;\n    }}\n"
+        + f"    if (q.partial) {{\n        slow_{i}(q, thread);\n        return;\n    }}\n"
         + "\n".join(f"    {line}" for line in body)
         + "\n}"
     )

@@ -41,7 +41,7 @@ MAX_PARTS = 4
 """Programs of one kernel."""
 
 NARROW = 1 << 32
-"""Words below this take 32 bits, others 64."""
+"""Words below this take 32 bits, others 64; all bits set are no word."""
 
 _COLUMNS = tuple(f.name for f in fields(Pieces))
 _LARGEST_UNIT = 4096
@@ -213,12 +213,14 @@ def _part(steps: list[Step], others: Pieces | None, bases: I64, room: list[int])
         whole = np.zeros_like(whole)
         spec, src, dst = _spec(program, pieces, count, whole, bases, src_channels)
     words = [s.words(n) for s, n in ((src, spec.src_channels), (dst, spec.dst_channels))]
-    wide = any(int(w.max(initial=0)) >= NARROW for w in words)
+    wide = any(int(w.max(initial=0)) >= NARROW - 1 for w in words)
     spec = replace(spec, wide=wide)
     partial = ~whole
     flags = np.where(partial, np.cumsum(partial) - 1, -1).astype(np.int32)
     rows = np.stack([getattr(pieces, name) for name in _COLUMNS], axis=1).reshape(-1, count, len(_COLUMNS))
-    table = np.concatenate(words, axis=1).astype(np.uint64 if wide else np.uint32)
+    table = np.concatenate(words, axis=1)
+    table[partial] = -1  # all bits set, which no word has, so that nothing else has to say it
+    table = table.astype(np.uint64 if wide else np.uint32)
     return _Part(spec, len(whole), len(steps), (bases, table, flags, rows[partial]))
 
 

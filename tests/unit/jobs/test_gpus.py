@@ -16,7 +16,7 @@ from hawk.errors import (
     OutOfMemory,
     Unmappable,
 )
-from hawk.jobs.gpus import Gpus
+from hawk.jobs.gpus import LANES, Gpus
 from hawk.jobs.retilers import Portion
 from hawk.memory import cuda, cuda_driver, cuda_marks
 from hawk.memory.cuda import DeviceRegion
@@ -97,7 +97,7 @@ async def test_pages_that_cannot_be_locked_are_copied_to_all_the_same(gpus: Gpus
     driver.fail = {("pin", 2): 801}
     await gpus.open(0)
     assert not driver.pinned
-    assert len(driver.locked) == 2
+    assert len(driver.locked) == LANES
 
 
 async def test_without_the_kernels_library(driver: FakeCuda) -> None:

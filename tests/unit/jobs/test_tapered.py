@@ -1,0 +1,36 @@
+"""Chunks of layers that are still being written: large at first, small at the end, each layer once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawk.jobs.chunks import tapered
+from hawk.plan.types import Chunk
+
+
+def chunks(first: int, layers: int, most: int) -> tuple[Chunk, ...]:
+    last = first + layers
+    return tuple(Chunk(at, min(most, last - at), 3, 7) for at in range(first, last, most))
+
+
+def test_the_last_ones_are_small() -> None:
+    assert [c.layers for c in tapered(chunks(0, 32, 6))] == [6, 6, 6, 6, 4, 2, 1, 1]
+    assert [c.layers for c in tapered(chunks(0, 3, 8))] == [1, 1, 1]
+
+
+@given(st.integers(0, 9), st.integers(1, 99), st.integers(1, 40))
+def test_each_layer_comes_once_and_no_chunk_is_larger_than_allowed(
+    first: int, layers: int, most: int
+) -> None:
+    found = tapered(chunks(first, layers, most))
+    covered = [layer for c in found for layer in range(c.layer, c.layer + c.layers)]
+    assert covered == list(range(first, first + layers))
+    assert all(1 <= c.layers <= most and (c.block, c.blocks) == (3, 7) for c in found)
+    for c in found:
+        assert c.layers <= max(1, (first + layers - c.layer) // 2)
+
+
+def test_layers_that_are_cut_themselves_stay_as_they_are() -> None:
+    cut = tuple(Chunk(layer, 1, block, 4) for layer in range(3) for block in (0, 4))
+    assert tapered(cut) == cut
