@@ -131,6 +131,10 @@ class Transport(ABC):
         """Why a transport that was started serves nobody any more, or None while it does."""
         return None
 
+    def counts(self) -> Mapping[str, int]:
+        """What happened how often since it was started, by names from a short fixed list; quick, from any thread."""
+        return {}
+
     def reread(self) -> Callable[[], bool]:
         """Reads files that may have changed, certificates for instance; what is returned takes them over.
 

@@ -147,6 +147,8 @@ def measure(agent: Agent) -> None:
     # Who was here and is expected still is down; of others, who come and go, nothing is kept.
     expected = set(agent.peers.keys) | set(agent.directory.configured())
     agent.peers_met = (agent.peers_met | set(up)) & (expected | set(up))
+    for name, transport in list(agent.transports.items()):
+        agent.metrics.transport_now(name, transport.counts())
     agent.metrics.peers_now({name: up.get(name, False) for name in agent.peers_met})
 
 

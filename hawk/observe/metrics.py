@@ -72,6 +72,13 @@ class Metrics:
             ["reason"],
             registry=own,
         )
+        self._events = Counter(
+            "hawk_transport_events",
+            "What a transport counts, by what happened.",
+            ["event", "transport"],
+            registry=own,
+        )
+        self._events_known: dict[tuple[str, str], int] = {}
         self._phases: dict[str, Histogram] = {}
         self._counters: dict[tuple[str, ...], Counter] = {}
         self._mismatches = Counter(
@@ -125,6 +132,13 @@ class Metrics:
         self._peers.clear()
         for name, there in up.items():
             self._peers.labels(name).set(there)
+
+    def transport_now(self, transport: str, counts: Mapping[str, int]) -> None:
+        """What a transport has counted by now; where that is less than before it began anew."""
+        for event, count in counts.items():
+            known = self._events_known.get((event, transport), 0)
+            self._events_known[event, transport] = count
+            self._events.labels(event, transport).inc(count - known if count >= known else count)
 
     def forget_pool(self, pool: str) -> None:
         """Stops asking for a pool and takes its last figures away."""

@@ -10,7 +10,7 @@ from hawk.transports.base import Transport
 from hawk.transports.testing import AccessContract, ContractBase, Gate, MovingContract, TransportContract
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from hawk.transports.verbs.testing import LIMITS, FakeDriver
-from tests.contract.verbs_keys import StaleKeys
+from tests.contract.verbs_keys import StaleKeys, StaleWriters
 
 # Small batches: the same paths as with the defaults, at a size that keeps the tests quick.
 SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
@@ -53,6 +53,31 @@ class TestThreeQueuePairs(OverFakes, TransportContract):
 class TestWithoutWindows(OverFakes, AccessContract):
     config = VerbsConfig(queue_pairs=2, **SMALL)
     limits = dataclasses.replace(LIMITS, windows=False)
+
+
+class Pushed(OverFakes):
+    """Nobody writes what it has no credit for."""
+
+    @pytest.fixture(autouse=True)
+    def _nobody_starves(self) -> Iterator[None]:
+        yield
+        assert all(driver.faults.starved == 0 for driver in self.drivers)
+
+
+class TestPush(Pushed, TransportContract, StaleWriters):
+    config = VerbsConfig(direction="push", push_windows=256, queue_pairs=2, **SMALL)
+
+
+class TestPushWithoutWindows(Pushed, AccessContract):
+    config = VerbsConfig(direction="push", push_windows=256, queue_pairs=1, **SMALL)
+    limits = dataclasses.replace(LIMITS, windows=False)
+
+
+class TestPushOrPull(Pushed, MovingContract):
+    """As most reads go: some by WRITEs, some by READs, over many registrations."""
+
+    config = VerbsConfig(direction="auto", queue_pairs=2, slice=1 << 16, **SMALL)
+    limits = dataclasses.replace(LIMITS, max_sge=4, max_sge_read=3)
 
 
 class TestSlices(OverFakes, MovingContract):

@@ -1,4 +1,4 @@
-"""What verbs adds to the contract of keys: a reader that goes on with a key that was taken back.
+"""What verbs adds to the contract of keys: a reader or a writer that goes on with a key that was taken back.
 
 Over fakes (test_verbs.py) and over a real device (tests/lab/guest/verbs_contract.py).
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hawk.errors import AccessDenied
+import msgspec
+import numpy as np
+
+from hawk.errors import AccessDenied, TransferFailed
 from hawk.memory.region import Segments
 from hawk.transports.testing import CANARY, LIMIT, ContractBase, Targets, on_a_loop, refused
+from hawk.transports.verbs import VerbsTransport, _wire
 from hawk.transports.verbs._link import VerbsLink
+from hawk.transports.verbs._outlet import Outlet
 
 
 class StaleKeys(ContractBase):
@@ -60,3 +65,52 @@ class StaleKeys(ContractBase):
             kept.check(whole, rig.source)
             assert stripe.peer != before
             assert not link.broken
+
+
+def outlet_of(serving: object) -> Outlet:
+    """The queue pairs by which a transport writes to its only reader."""
+    assert isinstance(serving, VerbsTransport)
+    assert serving._server is not None
+    (session,) = serving._server.sessions
+    return session._outlet
+
+
+class StaleWriters(ContractBase):
+    """Of a transport that pushes; its writer goes on after the read."""
+
+    @on_a_loop
+    async def test_a_writer_reaches_nothing_but_what_a_read_fills_while_it_lasts(self) -> None:
+        async with self.rig(self.large) as rig:
+            outlet = outlet_of(rig.serving)
+            asked: list[_wire.Push] = []
+            answer = outlet.push
+
+            def noted(push: _wire.Push) -> Any:
+                asked.append(push)
+                return answer(push)
+
+            outlet.push = noted  # type: ignore[method-assign]
+            grant, targets = rig.serving.grant(0, self.large), Targets([8192])
+            middle = Segments.of([(0, 2048, 0, 4096)])
+            await rig.read(grant, middle, targets)
+            targets.check(middle, rig.source)
+            (push,) = asked
+            targets.fill(CANARY)
+            said = await answer(msgspec.structs.replace(push, seq=1 << 40))
+            assert isinstance(said, _wire.Refused), "its keys are gone"
+            assert "remote access error" in said.text
+            assert targets.only(CANARY)
+
+            def wider(push: _wire.Push) -> Any:
+                """Begins a byte before the window."""
+                row = np.asarray([[0, push.windows[0] - 1, 4096]], "<i8")
+                first = [push.windows[0] - 1, *push.windows[1:]]
+                return answer(msgspec.structs.replace(push, windows=first, rows=row.tobytes()))
+
+            outlet.push = wider  # type: ignore[method-assign]
+            await refused(TransferFailed, rig.read(grant, middle, targets))
+            assert targets.only(CANARY)
+            outlet.push = answer  # type: ignore[method-assign]
+            await rig.read(grant, middle, targets)
+            targets.check(middle, rig.source)
+            assert not rig.link.broken

@@ -16,26 +16,30 @@ from tests.end_to_end.conftest import DECODERS
 from tests.end_to_end.harness import AgentProcess, Site, back_to, clients, counts, npu
 from tests.end_to_end.test_deaths import LOST, good, half_done, register
 from tests.end_to_end.test_main_job import move
+from tests.end_to_end.test_operate import page
 
 COMMAND = (sys.executable, str(Path(fake_verbs.__file__)))
 VERBS: dict[str, Any] = {"queue_pairs": 2, "batch": "64KiB", "message": "16KiB", "depth": 32}
 
 
-def start_prefill(site: Site, **agent: Any) -> AgentProcess:
-    tables = {"transport": {"prefer": ["verbs"]}, "transport.verbs": VERBS, "jobs": {"lease": "2s"}}
+def start_prefill(site: Site, verbs: dict[str, Any] | None = None, **agent: Any) -> AgentProcess:
+    settings = VERBS if verbs is None else verbs
+    tables = {"transport": {"prefer": ["verbs"]}, "transport.verbs": settings, "jobs": {"lease": "2s"}}
     return site.start("p0", tables, role="prefill", command=COMMAND, **agent)
 
 
-def start_decode(site: Site, prefill: AgentProcess, mode: str = "auto") -> AgentProcess:
+def start_decode(
+    site: Site, prefill: AgentProcess, mode: str = "auto", verbs: dict[str, Any] | None = None, **agent: Any
+) -> AgentProcess:
     tables = {
         "transport": {"prefer": ["verbs"], "mode": mode},
-        "transport.verbs": VERBS,
+        "transport.verbs": VERBS if verbs is None else verbs,
         "jobs": {"lease": "2s"},
         "peers": {"p0": prefill.control},
         "memory.npu0": npu(8),
     }
     return site.start(
-        DECODERS["tcp", mode] if mode != "auto" else "d0", tables, role="decode", command=COMMAND
+        DECODERS["tcp", mode] if mode != "auto" else "d0", tables, role="decode", command=COMMAND, **agent
     )
 
 
@@ -48,6 +52,22 @@ async def test_every_byte_arrives_and_no_other_changes(site: Site, mode: str) ->
                 hp, hd, "npu0", c.target_spec(codec=codec), c.filled(), tokens=500, name=f"r-{codec}"
             )
             assert (ready.transport, ready.mode) == ("verbs", mode)
+
+
+async def test_agents_that_push_say_so_and_every_byte_arrives(site: Site) -> None:
+    """Into staging, which is one stretch of memory for each channel."""
+    pushing = {**VERBS, "direction": "push"}
+    prefill = start_prefill(site, pushing)
+    decode = start_decode(site, prefill, "staged", pushing, observe="127.0.0.1:0")
+    async with clients(prefill, decode) as (hp, hd):
+        for codec in ("bf16", "bfp8_b"):
+            await move(hp, hd, "npu0", c.target_spec(codec=codec), c.filled(), tokens=500, name=f"r-{codec}")
+        counted = (await page(decode, "/metrics"))[1]
+    events = 'hawk_transport_events_total{event="%s",transport="verbs"}'
+    (pushed,) = [line for line in counted.splitlines() if line.startswith(events % "read-pushed")]
+    assert float(pushed.split()[1]) >= 2
+    for event in ("read-pulled", "queue-pair-broken"):
+        assert f"{events % event} 0.0" in counted.splitlines()
 
 
 async def test_an_agent_whose_port_is_down_goes_on_without(

@@ -9,8 +9,9 @@ transport can fence (see `_windows` for devices without them).  `_device` is the
 What it trusts: the network of the RDMA device, and that of the handshake, which should be the same.  RDMA is neither
 encrypted nor signed: who can listen sees the bytes, and who can send to a queue pair may guess a 32-bit key of a range
 that is open at that moment.  A stranger who can reach the handshake port but has no endpoint of ours gets past no
-hello, and a peer without a grant's own key (256 random bits) is given no remote key.  Nobody can write: no queue pair
-allows it.
+hello, and a peer without a grant's own key (256 random bits) is given no remote key.  With `direction = "pull"`
+nobody can write: no queue pair allows it.  Otherwise a peer that this side reads from may write the very bytes that a
+read is to fill, while that lasts (`_inlet`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import contextlib
 import ipaddress
 import secrets
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from hawk.errors import InvalidArgument, NotViable, PeerUnreachable, RegistrationFailed
 from hawk.observe.log import get as get_log
@@ -34,7 +35,8 @@ from hawk.transports.verbs._link import VerbsLink
 from hawk.transports.verbs._pyverbs import PyverbsDriver
 from hawk.transports.verbs._register import Registrations
 from hawk.transports.verbs._server import Server
-from hawk.transports.verbs._windows import Visit
+from hawk.transports.verbs._shared import Shared
+from hawk.transports.verbs._windows import WindowPool
 from hawk.transports.verbs._worker import Worker
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class VerbsTransport(Transport):
         self._worker: Worker | None = None
         self._ports: Sequence[Chosen] = ()
         self._registrations: Registrations | None = None
+        self._shared: Shared | None = None
         self._server: Server | None = None
         self._links: set[VerbsLink] = set()
         self._registering: asyncio.Task[None] | None = None
@@ -106,7 +109,10 @@ class VerbsTransport(Transport):
                 request_cost=3e-7,
                 bandwidth=max(rate / 8, 1e6),
             )
-            server = Server(self.config, self._grants, self._token, self._ports, self._registrations, worker)
+            windows = self.config.windows == "auto" and all(d.limits.windows for d in devices)
+            pools = {id(d): WindowPool(d, worker) for d in devices} if windows else {}
+            self._shared = Shared(self.config, self._ports, worker, self._registrations, pools)
+            server = Server(self._shared, self._grants, self._token)
             self._server = server
             await server.start(self._host)
             self._prepare()
@@ -167,7 +173,7 @@ class VerbsTransport(Transport):
             self._registering = None
         if self._registrations is not None:
             await self._registrations.close()
-            self._registrations = None
+            self._registrations = self._shared = None
         worker, self._worker = self._worker, None
         ports, self._ports = self._ports, ()
         if worker is not None:
@@ -184,9 +190,18 @@ class VerbsTransport(Transport):
             return "it does not listen any more"
         return self._server.trouble
 
+    def counts(self) -> Mapping[str, int]:
+        """See `Transport.counts`."""
+        return {} if self._shared is None else dict(self._shared.counts)
+
+    @property
+    def _pushes(self) -> bool:
+        """Whether this side writes to its readers and lets those that it reads from write."""
+        return self.config.direction != "pull" and all(p.device.limits.immediates for p in self._ports)
+
     @property
     def endpoint(self) -> dict[str, str]:
-        """Where we listen for handshakes, the token that admits a link, and what kind of ports we have."""
+        """Where we listen for handshakes, the token that admits a link, our kind of ports, and whether we push."""
         first = self._ports[0] if self._ports else None
         return {
             "host": self.config.advertise or self._host,
@@ -196,6 +211,7 @@ class VerbsTransport(Transport):
             "link": first.port.link if first is not None else "none",
             "family": _family(first.gid.gid) if first is not None else "none",
             "ports": str(len(self._ports)),
+            "push": "1" if self._pushes else "0",
         }
 
     def serve(self, region: Region) -> None:
@@ -267,17 +283,15 @@ class VerbsTransport(Transport):
         """See `Transport.connect`."""
         verdict = self.reachable(endpoint)
         token = _checks.token_of(endpoint.get("token", ""))
-        if not verdict.ok or token is None or self._registrations is None or self._worker is None:
+        if not verdict.ok or token is None or self._shared is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
         if self._closing is not None:
             raise PeerUnreachable("this side is closing", transport=self.name)
         link = VerbsLink(
-            self.config,
-            self._ports,
-            self._registrations,
-            self._worker,
+            self._shared,
             int(endpoint["ports"]),
             _wire.reader_id(self._token),
+            self._pushes and endpoint.get("push") == "1",
         )
         link.on_close = self._links.discard
         self._links.add(link)  # before it is open: closing ends that as well
@@ -285,9 +299,14 @@ class VerbsTransport(Transport):
         return link
 
 
-def _evict(visit: object) -> None:
-    assert isinstance(visit, Visit)
-    visit.evict()
+class _Inside(Protocol):
+    """Who is inside a grant: a reader's way into it, or a push out of it."""
+
+    def evict(self) -> None: ...
+
+
+def _evict(guest: object) -> None:
+    cast("_Inside", guest).evict()
 
 
 def _family(gid: bytes) -> str:

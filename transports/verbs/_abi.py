@@ -2,7 +2,8 @@
 
 `struct ibv_send_wr` and `struct ibv_sge` are part of the stable interface of libibverbs (`infiniband/verbs.h`, LP64),
 so a batch is two arrays: requests chained by `next`, and the pieces of memory that they scatter into.  A READ takes
-one remote stretch and scatters it: rows that follow each other on the remote side share a request.
+one remote stretch and scatters it, a WRITE gathers and fills one: either way rows that follow each other on the remote
+side share a request.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SEND_WR = np.dtype(
 """`extra` is the union of immediate data and the key to invalidate."""
 
 # enum ibv_wr_opcode, enum ibv_send_flags
-READ, LOCAL_INV, BIND_MW = 4, 7, 8
+WRITE, WRITE_IMM, READ, LOCAL_INV, BIND_MW = 0, 1, 4, 7, 8
 SIGNALED = 2
 
 BUILD_ROWS = 8192
@@ -74,28 +75,40 @@ class Shape:
     message        bytes of one request
     batch_wrs      requests of one batch
     batch_bytes    bytes of one batch, about: a request is not cut for it
+    opcode         READ or WRITE
     """
 
     max_sge: int
     message: int
     batch_wrs: int
     batch_bytes: int
+    opcode: int = READ
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where local regions and the remote arena lie for the device.
+    """Where local regions and the remote side lie for the device.
 
     The regions are thought of as laid end to end: region r begins at `begin[r]`.  Registration i begins at
     `start[i]` in that line (ascending) and at address `address[i]`.  Windows begin at the remote offsets `windows`
-    (ascending); the remote arena's byte 0 would have the address `remote`.
+    (ascending); seen from window w, remote byte 0 would have the address `remote[w]`.
     """
 
     begin: I64
     start: I64
     address: I64
     windows: I64
-    remote: int
+    remote: I64
+
+
+def marker(number: int, address: int) -> Batch:
+    """A WRITE of nothing that carries `number` as immediate data: one request, after all that was posted before."""
+    wr = np.zeros(1, SEND_WR)
+    wr["opcode"] = WRITE_IMM
+    wr["flags"] = SIGNALED
+    wr["extra"] = number
+    wr["remote_addr"] = address
+    return Batch(wr, np.zeros(0, SGE), np.zeros(0, np.int64), np.zeros(1, np.int64), 0)
 
 
 def batches(piece: Piece, places: Places, shape: Shape) -> Iterator[Batch]:
@@ -160,8 +173,8 @@ def _build(rows: _Rows, places: Places, shape: Shape) -> Iterator[Batch]:
     wr = np.zeros(len(first), SEND_WR)
     wr["sg_list"] = int(sge.ctypes.data) + first * SGE.itemsize
     wr["num_sge"] = count
-    wr["opcode"] = READ
-    wr["remote_addr"] = places.remote + rows.remote[first]
+    wr["opcode"] = shape.opcode
+    wr["remote_addr"] = places.remote[window] + rows.remote[first]
     wr["next"] = int(wr.ctypes.data) + np.arange(1, len(first) + 1) * SEND_WR.itemsize
 
     # Batches end where a count of requests or of bytes is full, whichever comes first.

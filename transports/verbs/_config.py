@@ -24,6 +24,9 @@ class VerbsConfig:
     reads              reads outstanding on a queue pair; the lowest of both sides' settings and devices counts
     message            bytes of one work request, at most; the port may carry less
     batch              bytes posted with one doorbell, about
+    direction          who moves the bytes: "pull": the reader, by READs; "push": the sender, by WRITEs; "auto": whoever
+                       needs fewer requests; what is pushed takes two sides of which neither says "pull"
+    push_windows       stretches of memory that a read opens to whom pushes; one that fills more is pulled
     windows            memory windows: "auto" where the device has them, or "off": a registration for each chunk
     slice              bytes registered at a time
     spin               how long to poll for completions before waiting for an event
@@ -48,6 +51,8 @@ class VerbsConfig:
     reads: int = 16
     message: int = 1 << 20
     batch: int = 2 << 20
+    direction: Literal["pull", "push", "auto"] = "pull"
+    push_windows: int = 32
     windows: Literal["auto", "off"] = "auto"
     slice: int = 256 << 20
     spin: float = 50e-6
@@ -71,6 +76,7 @@ class VerbsConfig:
             ("message", 4096, 1 << 30),
             ("batch", 4096, 1 << 30),
             ("slice", 1 << 16, 1 << 40),
+            ("push_windows", 1, 256),
             ("retries", 0, 7),
             ("traffic_class", 0, 255),
             ("service_level", 0, 15),
@@ -87,13 +93,14 @@ class VerbsConfig:
                 got=repr(self.spin),
                 expected="0 to 0.01 seconds",
             )
-        if self.windows not in ("auto", "off"):
-            raise InvalidArgument(
-                "no such choice",
-                field="transport.verbs.windows",
-                got=repr(self.windows),
-                expected="auto or off",
-            )
+        for name, choices in (("windows", ("auto", "off")), ("direction", ("pull", "push", "auto"))):
+            if getattr(self, name) not in choices:
+                raise InvalidArgument(
+                    "no such choice",
+                    field=f"transport.verbs.{name}",
+                    got=repr(getattr(self, name)),
+                    expected=" or ".join(choices),
+                )
         if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
             raise InvalidArgument(
                 "peers need an address to connect to",

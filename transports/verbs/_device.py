@@ -46,6 +46,10 @@ MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 """enum ibv_mtu."""
 
 
+RECEIVED = 0
+"""The `wr_id` of all receives; those of other requests begin at 1."""
+
+
 class VerbsError(OSError):
     """A call of the RDMA library failed; `errno` is what it said, `what` the call."""
 
@@ -56,7 +60,11 @@ class VerbsError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device can do.  Sizes in bytes; `windows` says whether it has memory windows of type 2."""
+    """What a device can do.  Sizes in bytes.
+
+    windows     whether it has memory windows of type 2
+    immediates  whether completions tell the immediate data that came; older libraries leave it out
+    """
 
     max_mr_size: int
     max_send_wr: int
@@ -66,6 +74,7 @@ class Limits:
     max_reads_out: int
     max_reads_in: int
     windows: bool
+    immediates: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,7 @@ class Path:
     gid, lid             the other end's address
     reads_out, reads_in  reads that this end may have outstanding, and that the other may have at this one
     timeout              exponent: 4.096 us times two to it until a packet is sent again
+    access               what the other end may do here: REMOTE_READ, REMOTE_WRITE, or 0
     """
 
     port: int
@@ -126,14 +136,16 @@ class Path:
     retries: int
     traffic_class: int = 0
     service_level: int = 0
+    access: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One work request that ended."""
+    """One work request that ended, or with `wr_id` `RECEIVED` a receive, and the immediate data that it was for."""
 
     wr_id: int
     status: int
+    immediate: int = 0
 
 
 class Registration(Protocol):
@@ -182,7 +194,8 @@ class Completions(Protocol):
 class Queue(Protocol):
     """A reliable connected queue pair.
 
-    post, bind and invalidate are quick; each raises `VerbsError`, and how much of a batch was posted is unknown then.
+    post, receive, bind and invalidate are quick; each raises `VerbsError`, and how much of a batch was posted is
+    unknown then.
     """
 
     @property
@@ -195,11 +208,16 @@ class Queue(Protocol):
     def post(self, batch: Batch) -> None:
         """Posts a chain of work requests with one doorbell."""
 
-    def bind(self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int) -> int:
-        """Posts a signalled bind for remote reading; gives the key that opens the window once that completed."""
+    def receive(self, count: int) -> None:
+        """Posts receives without memory, each of which takes one immediate datum."""
+
+    def bind(
+        self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int, access: int
+    ) -> int:
+        """Posts a signalled bind for REMOTE_READ or REMOTE_WRITE; the key that opens the window once that completed."""
 
     def invalidate(self, wr_id: int, key: int) -> None:
-        """Posts a signalled invalidation: once it completed nobody reads by `key` any more."""
+        """Posts a signalled invalidation: once it completed nobody reads or writes by `key` any more."""
 
     def fail(self) -> None:
         """Moves it to the error state: what was posted is flushed."""
@@ -234,8 +252,8 @@ class Device(Protocol):
     def completions(self, depth: int) -> Completions:
         """A completion queue of `depth` entries."""
 
-    def queue(self, completions: Completions, depth: int, sge: int) -> Queue:
-        """A queue pair with `depth` send slots of up to `sge` pieces."""
+    def queue(self, completions: Completions, depth: int, sge: int, receives: int = 1) -> Queue:
+        """A queue pair with `depth` send slots of up to `sge` pieces, and room for so many receives."""
 
     def close(self) -> None:
         """Gives back all that is left of it."""

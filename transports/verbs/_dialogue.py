@@ -29,6 +29,7 @@ class Dialogue:
         self._waiting: dict[int, asyncio.Future[_wire.Answer]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._next = 1
+        self._over = False
         self._announced: dict[bytes, _wire.Entered] = {}
 
     @classmethod
@@ -48,16 +49,28 @@ class Dialogue:
         """From now on answers go to who asked."""
         self._listening = asyncio.get_running_loop().create_task(self._listen(on_end))
 
-    async def ask(self, question: _wire.Enter | _wire.Renew) -> _wire.Answer:
+    async def ask(self, question: _wire.Enter | _wire.Renew | _wire.Push) -> _wire.Answer:
         """The answer to a question, whose `seq` is set here.  Raises `TransferFailed` when the connection ends."""
+        _, answer = self.send(question)
+        return await answer
+
+    def send(
+        self, question: _wire.Enter | _wire.Renew | _wire.Push
+    ) -> tuple[int, asyncio.Future[_wire.Answer]]:
+        """Asks, and gives the question's number and where its answer will be."""
         seq, self._next = self._next, self._next + 1
         answer: asyncio.Future[_wire.Answer] = asyncio.get_running_loop().create_future()
+        if self._over:
+            answer.set_exception(TransferFailed("the peer is gone"))
+            return seq, answer
         self._waiting[seq] = answer
-        try:
-            _wire.write(self._writer, msgspec.structs.replace(question, seq=seq))
-            return await answer
-        finally:
-            self._waiting.pop(seq, None)
+        answer.add_done_callback(lambda _: self._waiting.pop(seq, None))
+        _wire.write(self._writer, msgspec.structs.replace(question, seq=seq))
+        return seq, answer
+
+    def drop(self, seq: int) -> None:
+        """Says that a Push is wanted no more."""
+        _wire.write(self._writer, _wire.Drop(seq))
 
     def announced(self, key: bytes) -> _wire.Entered | None:
         """What the peer said of a grant unasked, once."""
@@ -80,8 +93,9 @@ class Dialogue:
 
     def abort(self) -> None:
         """Ends the connection at once; questions that wait for an answer fail."""
+        self._over = True
         self._writer.transport.abort()
-        for waiting in self._waiting.values():
+        for waiting in list(self._waiting.values()):
             if not waiting.done():
                 waiting.set_exception(TransferFailed("the peer is gone"))
 

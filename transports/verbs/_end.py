@@ -31,14 +31,30 @@ class End:
 
     on_done    called with completions, in the order of the send queue
     on_lost    called once, when the completion queue is of no more use
+    access     what the other end may do to memory here, by a key
+    receives   receives that may be posted
 
-    The completion queue has an entry for every send slot, so that it cannot overrun even when all are flushed.
+    The completion queue has an entry for every send slot and receive, so that it cannot overrun even when all are
+    flushed.
     """
 
-    def __init__(self, chosen: Chosen, config: VerbsConfig, worker: Worker, *, depth: int, sge: int) -> None:
+    def __init__(
+        self,
+        chosen: Chosen,
+        config: VerbsConfig,
+        worker: Worker,
+        *,
+        depth: int,
+        sge: int,
+        access: int = 0,
+        receives: int = 0,
+    ) -> None:
+        limits = chosen.device.limits
         self.chosen = chosen
-        self.depth = min(depth, chosen.device.limits.max_send_wr, chosen.device.limits.max_cqe)
+        self.depth = min(depth, limits.max_send_wr, limits.max_cqe - receives)
         self.sge = sge
+        self.access = access
+        self.receives = receives
         self.on_done: Callable[[Sequence[Completion]], None] = lambda done: None
         self.on_lost: Callable[[], None] = lambda: None
         self.closed = False
@@ -59,9 +75,9 @@ class End:
 
     def _open(self) -> None:
         device = self.chosen.device
-        completions = device.completions(self.depth)
+        completions = device.completions(self.depth + self.receives)
         try:
-            self._queue = device.queue(completions, self.depth, self.sge)
+            self._queue = device.queue(completions, self.depth, self.sge, max(self.receives, 1))
         except BaseException:
             completions.close()
             raise
@@ -106,6 +122,7 @@ class End:
             retries=config.retries,
             traffic_class=config.traffic_class,
             service_level=config.service_level,
+            access=self.access,
         )
         await self._worker.call(queue.connect, path)
         if self.closed:

@@ -26,51 +26,51 @@ from hawk.transports import _pieces
 from hawk.transports._grants import KEY_BYTES
 from hawk.transports._threads import outlast
 from hawk.transports.base import Link
-from hawk.transports.verbs import _wire
+from hawk.transports.verbs import _mend, _wire
 from hawk.transports.verbs._abi import Shape
-from hawk.transports.verbs._device import LOCAL_WRITE, VerbsError
+from hawk.transports.verbs._device import BIND, LOCAL_WRITE, VerbsError
 from hawk.transports.verbs._dialogue import Dialogue
 from hawk.transports.verbs._end import End
+from hawk.transports.verbs._inlet import Inlet
+from hawk.transports.verbs._shared import BROKEN, PULLED
 from hawk.transports.verbs._stripe import Stripe
-from hawk.transports.verbs._work import Flight, Work
+from hawk.transports.verbs._work import Flight, Reading, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from hawk.memory.region import Region, Segments
-    from hawk.transports.verbs._choose import Chosen
-    from hawk.transports.verbs._config import VerbsConfig
-    from hawk.transports.verbs._register import Registrations
-    from hawk.transports.verbs._worker import Worker
+    from hawk.transports.verbs._shared import Shared
 
 log = get_log("hawk.transports.verbs")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-"""Seconds before a queue pair that keeps breaking is made anew; the first time it is made at once."""
-
 
 class VerbsLink(Link):
-    """See the module.  `peer_ports` is how many ports the peer has, `name` what we call ourselves."""
+    """See the module.
+
+    `peer_ports` is how many ports the peer has, `name` what we call ourselves; with `pushes` the peer may write.
+    """
 
     def __init__(
         self,
-        config: VerbsConfig,
-        ports: Sequence[Chosen],
-        registrations: Registrations,
-        worker: Worker,
+        shared: Shared,
         peer_ports: int,
         name: bytes,
+        pushes: bool,
     ) -> None:
-        self._config = config
-        self._ports = ports
-        self._registrations = registrations
-        self._worker = worker
+        self._config = config = shared.config
+        self._ports = ports = shared.ports
+        self._registrations = shared.registrations
+        self._worker = shared.worker
+        self._counts = shared.counts
         self._peer_ports = peer_ports
         self._name = name
         self.on_close: Callable[[VerbsLink], None] = lambda link: None
         self._stripes = [Stripe(i, i % len(ports)) for i in range(config.queue_pairs)]
-        self._works: deque[Work] = deque()
+        self._works: deque[Reading] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._inlet = Inlet(shared, peer_ports) if pushes else None
+        self._access = LOCAL_WRITE | (BIND if pushes and shared.pools else 0)
         self._opening: asyncio.Task[None] | None = None
         self._dialogue: Dialogue | None = None
         self._shape: Shape | None = None
@@ -116,7 +116,8 @@ class VerbsLink(Link):
             for end in ends:
                 await end.open()
             mine = [end.facts(self._port_of(s)) for s, end in zip(self._stripes, ends, strict=True)]
-            answer = await dialogue.first(_wire.Hello(_wire.VERSION, token, mine, self._name))
+            inlets = await self._inlet.open() if self._inlet is not None else []
+            answer = await dialogue.first(_wire.Hello(_wire.VERSION, token, mine, self._name, inlets))
             if isinstance(answer, _wire.Refused):
                 full = answer.why == _wire.FULL
                 raise PeerUnreachable(
@@ -131,6 +132,8 @@ class VerbsLink(Link):
                 _wire.check(theirs, self._peer_ports)
                 await end.connect(theirs)
                 self._adopt(stripe, end, theirs.number)
+            if self._inlet is not None:
+                await self._inlet.connect(answer.outlets, dialogue)
             connected = True
         finally:
             if not connected:
@@ -178,8 +181,10 @@ class VerbsLink(Link):
         until = time.monotonic() + timeout
         try:
             async with asyncio.timeout(timeout):
-                registered = [await self._registrations.of(region, LOCAL_WRITE) for region in regions]
-                work = Work(key, segments, regions, registered)
+                registered = [await self._registrations.of(region, self._access) for region in regions]
+                if self._inlet is not None and await self._inlet.read(key, segments, regions, registered):
+                    return
+                work = Reading(key, segments, regions, registered)
                 known = self._dialogue.announced(key) if self._dialogue is not None else None
                 self._enter(work, known or await self._ask(_wire.Enter(0, key)))
         except TimeoutError as error:
@@ -192,6 +197,7 @@ class VerbsLink(Link):
             raise
         if self._over is not None:
             raise self._ended()
+        self._counts[PULLED] += 1
         self._works.append(work)
         self._pump()
         try:
@@ -232,12 +238,12 @@ class VerbsLink(Link):
     def _late(self, timeout: float) -> DeadlineExceeded:
         return DeadlineExceeded("the read did not end in time", timeout=timeout, peer=self._peer)
 
-    async def _ask(self, question: _wire.Enter | _wire.Renew) -> _wire.Answer:
+    async def _ask(self, question: _wire.Enter) -> _wire.Answer:
         if self._over is not None or self._dialogue is None:
             raise self._ended()
         return await self._dialogue.ask(question)
 
-    def _enter(self, work: Work, answer: _wire.Answer) -> None:
+    def _enter(self, work: Reading, answer: _wire.Answer) -> None:
         """Takes in the answer to Enter.  Raises `AccessDenied`, or `TransferFailed` where the peer has a fault."""
         if isinstance(answer, _wire.Refused):
             if answer.why == _wire.DENIED:
@@ -271,7 +277,7 @@ class VerbsLink(Link):
             idle = 0
             stripe.post(flight, work)
 
-    def _choose(self, work: Work, flight: Flight) -> Stripe | None:
+    def _choose(self, work: Reading, flight: Flight) -> Stripe | None:
         """Where a batch goes: where least is under way, and not where it failed before unless all others are down."""
         up = [s for s in self._stripes if s.end is not None and not s.broken]
         if any(work.keys[s.index] is None for s in up) and not work.asking:
@@ -281,7 +287,7 @@ class VerbsLink(Link):
         elsewhere = [s for s in up if s.index != flight.avoid]
         return min((s for s in elsewhere or up if s.fits(flight)), key=lambda s: s.flying, default=None)
 
-    async def _enter_again(self, work: Work) -> None:
+    async def _enter_again(self, work: Reading) -> None:
         """Keys for queue pairs that were made since the read began."""
         try:
             self._enter(work, await self._ask(_wire.Enter(0, work.key)))
@@ -294,8 +300,9 @@ class VerbsLink(Link):
 
     async def _recover(self, stripe: Stripe) -> None:
         """Destroys a broken queue pair, puts what was on it elsewhere, and makes it anew."""
-        end, pause = stripe.end, _FIRST_PAUSE
+        end = stripe.end
         if self._over is None:
+            self._counts[BROKEN] += 1
             log.warning(
                 "a queue pair broke",
                 peer=self._peer,
@@ -303,23 +310,16 @@ class VerbsLink(Link):
                 reason=stripe.fault,
                 failures=stripe.failures,
             )
-        while end is not None:
-            try:
-                await end.close()
-                break
-            except VerbsError as error:
-                # Until it is gone its bytes may land: the reads on it do not end before.
-                log.error("a queue pair could not be destroyed", peer=self._peer, reason=str(error))
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+        if end is not None:
+            await _mend.insist(end.close, "a queue pair could not be destroyed", peer=self._peer)
         stripe.bury(self._over)
         for work in self._works:
             work.keys[stripe.index] = None
         self._pump()
         since = time.monotonic()
         while self._over is None:
-            if stripe.failures > 1:
-                await self._pause(min(_FIRST_PAUSE * 2 ** (stripe.failures - 2), _LONGEST_PAUSE))
+            if delay := _mend.pause(stripe.failures):
+                await self._pause(delay)
             try:
                 await self._renew(stripe)
                 break
@@ -337,28 +337,19 @@ class VerbsLink(Link):
             await asyncio.wait_for(self._ending.wait(), seconds)
 
     async def _renew(self, stripe: Stripe) -> None:
-        if self._over is not None:
+        if self._over is not None or self._dialogue is None:
             raise self._ended()
         end = self._end(stripe)
         adopted = False
         try:
             await end.open()
-            async with asyncio.timeout(self._config.handshake_timeout):
-                question = _wire.Renew(0, stripe.index, end.facts(self._port_of(stripe)))
-                answer = await self._ask(question)
-            if not isinstance(answer, _wire.Renewed):
-                text = answer.text if isinstance(answer, _wire.Refused) else type(answer).__name__
-                raise TransferFailed("the peer made no queue pair", got=text, peer=self._peer)
-            _wire.check(answer.queue, self._peer_ports)
-            await end.connect(answer.queue)
+            facts, limit = end.facts(self._port_of(stripe)), self._config.handshake_timeout
+            theirs = await _mend.anew(self._dialogue, stripe.index, facts, self._peer_ports, limit)
+            await end.connect(theirs)
             if self._over is not None:
                 raise self._ended()
-            self._adopt(stripe, end, answer.queue.number)
+            self._adopt(stripe, end, theirs.number)
             adopted = True
-        except OSError as error:
-            if isinstance(error, (HawkError, VerbsError, TimeoutError)):
-                raise
-            raise TransferFailed("the peer's answer makes no sense", got=error, peer=self._peer) from error
         finally:
             if not adopted:
                 await end.close()
@@ -376,6 +367,8 @@ class VerbsLink(Link):
         for stripe in self._stripes:
             if stripe.end is not None:
                 stripe.break_()
+        if self._inlet is not None:
+            self._inlet.lost(self._ended())
 
     def _ended(self) -> TransferFailed:
         why = self._over
@@ -394,6 +387,8 @@ class VerbsLink(Link):
             await asyncio.wait({self._opening})
         while self._tasks:
             await asyncio.wait(self._tasks)
+        if self._inlet is not None:
+            await self._inlet.close()
         if self._dialogue is not None:
             await self._dialogue.close()
         self.on_close(self)

@@ -73,6 +73,7 @@ class PyverbsDevice:
             max_reads_out=int(attributes.max_qp_init_rd_atom),
             max_reads_in=int(attributes.max_qp_rd_atom),
             windows=bool(flags & (_WINDOWS_2A | _WINDOWS_2B)) and int(attributes.max_mw) > 0,
+            immediates=hasattr(part("cq").WC, "imm_data"),
         )
         self._ports = int(attributes.phys_port_cnt)
 
@@ -125,10 +126,10 @@ class PyverbsDevice:
         """See `Device.completions`."""
         return PyverbsCompletions(self._context, depth)
 
-    def queue(self, completions: Completions, depth: int, sge: int) -> PyverbsQueue:
+    def queue(self, completions: Completions, depth: int, sge: int, receives: int = 1) -> PyverbsQueue:
         """See `Device.queue`."""
         assert isinstance(completions, PyverbsCompletions)
-        return PyverbsQueue(self._pd, completions, depth, sge)
+        return PyverbsQueue(self._pd, completions, depth, sge, receives)
 
     def close(self) -> None:
         """See `Device.close`."""

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _ERR = 6  # enum ibv_qp_state
 _STATE_MASK = 1  # enum ibv_qp_attr_mask
 _RC = 2  # enum ibv_qp_type
-_RNR_TIMER = 12  # 0.64 ms; no receive is ever posted
+_RNR_TIMER = 12  # 0.64 ms; whoever has a credit finds a receive
+_RNR_RETRIES = 6  # 7 would be without end
 
 
 def gid_text(gid: bytes) -> str:
@@ -77,7 +78,14 @@ class PyverbsCompletions:
             _, found = self.raw.poll(most)
         except self._error as error:
             raise VerbsError(errno.EIO, "ibv_poll_cq") from error
-        return [Completion(int(wc.wr_id), int(wc.status)) for wc in found]
+        return [
+            Completion(
+                int(wc.wr_id),
+                int(wc.status),
+                0 if wc.wr_id != _device.RECEIVED else int(wc.imm_data) & 0xFFFFFFFF,
+            )
+            for wc in found
+        ]
 
     def arm(self) -> None:
         """See `Completions.arm`."""
@@ -104,9 +112,9 @@ class PyverbsCompletions:
 class PyverbsQueue:
     """See `Queue`."""
 
-    def __init__(self, pd: Any, completions: PyverbsCompletions, depth: int, sge: int) -> None:
+    def __init__(self, pd: Any, completions: PyverbsCompletions, depth: int, sge: int, receives: int) -> None:
         module = part("qp")
-        cap = module.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=sge, max_recv_sge=1)
+        cap = module.QPCap(max_send_wr=depth, max_recv_wr=receives, max_send_sge=sge, max_recv_sge=1)
         init = module.QPInitAttr(qp_type=_RC, scq=completions.raw, rcq=completions.raw, cap=cap, sq_sig_all=0)
         with calling("ibv_create_qp"):
             self._qp = module.QP(pd, init)
@@ -129,7 +137,7 @@ class PyverbsQueue:
                 port_num=path.port, is_global=0, dlid=path.peer_lid, sl=path.service_level
             )
         attributes.ah_attr = handle
-        attributes.qp_access_flags = _device.REMOTE_READ
+        attributes.qp_access_flags = path.access
         attributes.dest_qp_num = path.peer_number
         attributes.rq_psn = path.peer_psn
         attributes.path_mtu = path.mtu
@@ -138,7 +146,7 @@ class PyverbsQueue:
         attributes.sq_psn = path.psn
         attributes.timeout = path.timeout
         attributes.retry_cnt = path.retries
-        attributes.rnr_retry = path.retries
+        attributes.rnr_retry = min(path.retries, _RNR_RETRIES)
         attributes.max_rd_atomic = path.reads_out
         with calling("ibv_modify_qp"):
             self._qp.to_rts(attributes)
@@ -148,12 +156,21 @@ class PyverbsQueue:
         with calling("ibv_post_send"):
             post(self._qp, batch)
 
-    def bind(self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int) -> int:
+    def receive(self, count: int) -> None:
+        """See `Queue.receive`."""
+        request = _receive()
+        with calling("ibv_post_recv"):
+            for _ in range(count):
+                self._qp.post_recv(request)
+
+    def bind(
+        self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int, access: int
+    ) -> int:
         """See `Queue.bind`."""
         assert isinstance(window, PyverbsWindow)
         assert isinstance(memory, PyverbsRegistration)
         request = _request(_abi.BIND_MW, wr_id)
-        info = part("mr").MWBindInfo(memory.raw, address, nbytes, _device.REMOTE_READ)
+        info = part("mr").MWBindInfo(memory.raw, address, nbytes, access)
         key = int(window.raw.rkey)
         key = (key & ~0xFF) | ((key + 1) & 0xFF)
         try:
@@ -186,6 +203,13 @@ class PyverbsQueue:
             self._qp.close()
 
 
+@functools.cache
+def _receive() -> Any:
+    """A receive of nothing: pyverbs wants a piece of memory, of which no byte is used."""
+    module = part("wr")
+    return module.RecvWR(wr_id=_device.RECEIVED, num_sge=1, sg=[module.SGE(0, 0, 0)])
+
+
 def _request(opcode: int, wr_id: int) -> Any:
     return part("wr").SendWR(wr_id=wr_id, num_sge=0, sg=[], opcode=opcode, send_flags=_abi.SIGNALED)
 
@@ -211,14 +235,17 @@ def post_one_by_one(qp: Any, batch: Batch) -> None:
             module.SGE(int(p["addr"]), int(p["length"]), int(p["lkey"])) for p in batch.sge[at : at + count]
         ]
         at += count
+        some = some or [module.SGE(0, 0, 0)]  # it wants one even for a request without bytes
         request = module.SendWR(
             wr_id=int(row["wr_id"]),
-            num_sge=count,
+            num_sge=len(some),
             sg=some,
             opcode=int(row["opcode"]),
             send_flags=int(row["flags"]),
         )
         request.set_wr_rdma(int(row["rkey"]), int(row["remote_addr"]))
+        if int(row["opcode"]) == _abi.WRITE_IMM:
+            request.imm_data = int(row["extra"])
         if made:
             made[-1].next_wr = request
         made.append(request)

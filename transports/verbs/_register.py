@@ -49,6 +49,24 @@ class Registered:
         return np.asarray([r.lkey for r in self.slices[device]], np.uint32)
 
 
+def joined(registered: Sequence[Registered], begin: I64) -> Registered:
+    """Several regions laid end to end, as one; region r begins at `begin[r]` in that line."""
+    if not registered:
+        return Registered(np.zeros(0, np.int64), np.zeros(0, np.int64), ())
+    devices = zip(*(r.slices for r in registered), strict=True)
+    return Registered(
+        start=np.concatenate([r.start + at for r, at in zip(registered, begin.tolist(), strict=True)]),
+        address=np.concatenate([r.address for r in registered]),
+        slices=tuple(tuple(slice_ for each in device for slice_ in each) for device in devices),
+    )
+
+
+def line(regions: Sequence[Region]) -> I64:
+    """Where each region begins when they are laid end to end, `int64[n]`."""
+    sizes = np.asarray([r.nbytes for r in regions], np.int64)
+    return np.cumsum(sizes) - sizes
+
+
 def cut(region: Region, limit: int) -> list[tuple[int, int]]:
     """Slices (offset, bytes) of at most `limit` bytes; none crosses the begin of an extent."""
     stops = [*region.extents[1:], region.nbytes]

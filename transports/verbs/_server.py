@@ -14,16 +14,11 @@ from hawk.transports._threads import outlast
 from hawk.transports.verbs import _wire
 from hawk.transports.verbs._device import BIND, VerbsError
 from hawk.transports.verbs._session import Session
-from hawk.transports.verbs._windows import WindowPool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hawk.transports._grants import GrantTable
-    from hawk.transports.verbs._choose import Chosen
-    from hawk.transports.verbs._config import VerbsConfig
-    from hawk.transports.verbs._register import Registered, Registrations
-    from hawk.transports.verbs._worker import Worker
+    from hawk.transports.verbs._register import Registered
+    from hawk.transports.verbs._shared import Shared
 
 log = get_log("hawk.transports.verbs")
 
@@ -39,21 +34,17 @@ class Server:
 
     def __init__(
         self,
-        config: VerbsConfig,
+        shared: Shared,
         grants: GrantTable,
         token: bytes,
-        ports: Sequence[Chosen],
-        registrations: Registrations,
-        worker: Worker,
     ) -> None:
-        self.config = config
+        self.shared = shared
+        self.config = shared.config
         self.grants = grants
-        self.ports = ports
-        self.worker = worker
-        self.registrations = registrations
+        self.ports = shared.ports
+        self.worker = shared.worker
+        self.pools = shared.pools
         self.sessions: set[Session] = set()
-        windows = config.windows == "auto" and all(p.device.limits.windows for p in ports)
-        self.pools = {id(p.device): WindowPool(p.device, worker) for p in ports} if windows else {}
         self._token = token
         self._listener: asyncio.Server | None = None
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # in order of arrival
@@ -100,7 +91,7 @@ class Server:
             raise RegistrationFailed("nothing is served yet", hint="Call serve(region) first")
         try:
             # Without windows grants are registered one by one, and this one opens nothing to anybody.
-            found = await self.registrations.of(region, BIND if self.pools else 0)
+            found = await self.shared.registrations.of(region, BIND if self.pools else 0)
         except RegistrationFailed as error:
             self.trouble = str(error)
             raise

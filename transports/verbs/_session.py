@@ -10,11 +10,15 @@ import msgspec
 from hawk.errors import RegistrationFailed
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _wire
-from hawk.transports.verbs._device import VerbsError
+from hawk.transports.verbs._device import REMOTE_READ, VerbsError
 from hawk.transports.verbs._end import End
-from hawk.transports.verbs._windows import Broken, ServingEnd, Visit, WindowPool, parts
+from hawk.transports.verbs._outlet import Outlet
+from hawk.transports.verbs._shared import BROKEN
+from hawk.transports.verbs._windows import Broken, Visit, WindowEnd, WindowPool, parts, retire
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from hawk.transports.verbs._server import Server
 
 log = get_log("hawk.transports.verbs")
@@ -37,8 +41,9 @@ class Session:
         self._server = server
         self._reader = reader
         self._writer = writer
-        self._ends: list[ServingEnd | None] = []
+        self._ends: list[WindowEnd | None] = []
         self._ports: list[int] = []
+        self._outlet = Outlet(server)
         self._visits: dict[bytes, Visit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -49,7 +54,7 @@ class Session:
 
     async def run(self, hello: _wire.Hello) -> None:
         """Serves until the reader ends.  Raises `OSError`, or `VerbsError` where its queue pairs cannot be made."""
-        if not 0 < len(hello.queues) <= _MOST_QUEUES:
+        if not 0 < len(hello.queues) <= _MOST_QUEUES or len(hello.inlets) > _MOST_QUEUES:
             raise _wire.BadWire("no queue pairs, or too many")
         self.reader = hello.reader
         answers = []
@@ -59,7 +64,11 @@ class Session:
             self._ends.append(None)
             self._renewing.append(asyncio.Lock())
             answers.append(await self._connect(len(self._ends) - 1, facts))
-        _wire.write(self._writer, _wire.Welcome(answers))
+        outlets = []
+        for facts in hello.inlets if self._server.config.direction != "pull" else []:
+            _wire.check(facts, len(self._server.ports))
+            outlets.append(await self._outlet.add(facts))
+        _wire.write(self._writer, _wire.Welcome(answers, outlets))
         while True:
             question = await _wire.read_question(self._reader)
             await self._writer.drain()
@@ -67,7 +76,13 @@ class Session:
                 raise _wire.BadWire("too many questions at a time")
             if isinstance(question, _wire.Enter):
                 self._start(self._enter(question))
-            elif isinstance(question, _wire.Renew) and 0 <= question.index < len(self._ends):
+            elif isinstance(question, _wire.Push):
+                self._start(self._push(self._outlet.push(question)))
+            elif isinstance(question, _wire.Drop):
+                self._outlet.drop(question.seq)
+            elif isinstance(question, _wire.Renew) and 0 <= question.index < len(
+                self._outlet if question.inlet else self._ends
+            ):
                 _wire.check(question.queue, len(self._server.ports))
                 self._start(self._renew(question))
             else:
@@ -81,8 +96,9 @@ class Session:
     async def _connect(self, index: int, facts: _wire.QueueFacts) -> _wire.QueueFacts:
         """Makes the queue pair that goes with the reader's.  Raises `VerbsError`."""
         server = self._server
-        end = End(server.ports[self._ports[index]], server.config, server.worker, depth=_DEPTH, sge=1)
-        serving = ServingEnd(end)
+        chosen = server.ports[self._ports[index]]
+        end = End(chosen, server.config, server.worker, depth=_DEPTH, sge=1, access=REMOTE_READ)
+        serving = WindowEnd(end)
         try:
             await end.open()
             if server.pools:
@@ -104,9 +120,14 @@ class Session:
         One after the other: a reader that has given up waiting asks again while the first is under way.
         """
         try:
+            if question.inlet:
+                renewed = await self._outlet.renew(question.index, question.queue)
+                _wire.write(self._writer, _wire.Renewed(question.seq, renewed))
+                return
             async with self._renewing[question.index]:
                 old = self._ends[question.index]
                 if old is not None:
+                    self._server.shared.counts[BROKEN] += 1
                     await self._retire(old)  # kept until it is gone, so that closing finds it
                     self._ends[question.index] = None
                 answer = await self._connect(question.index, question.queue)
@@ -114,17 +135,14 @@ class Session:
         except VerbsError as error:
             _wire.write(self._writer, _wire.Refused(question.seq, _wire.FAILED, str(error)))
 
-    async def _retire(self, end: ServingEnd) -> None:
+    async def _retire(self, end: WindowEnd) -> None:
         """Ends a queue pair and what is bound on it.  Raises `VerbsError`, and may be called again then."""
-        await end.fail()
-        if self._server.pools:
-            for visit in list(self._visits.values()):
-                async with visit.lock:
-                    await self._pool(end).end(visit.bound.get(end, []))
-                    visit.bound.pop(end, None)
-        await end.close()
+        await retire(end, list(self._visits.values()), self._pool(end) if self._server.pools else None)
 
-    def _pool(self, end: ServingEnd) -> WindowPool:
+    async def _push(self, pushing: Coroutine[None, None, _wire.Pushed | _wire.Refused]) -> None:
+        _wire.write(self._writer, await pushing)
+
+    def _pool(self, end: WindowEnd) -> WindowPool:
         return self._server.pools[id(end.end.chosen.device)]
 
     # -- grants --------------------------------------------------------------------------------------------------
@@ -135,6 +153,8 @@ class Session:
         Only once it has entered one by itself that nobody but the reader that it calls itself was given the key of:
         other agents know that reader's token, too.
         """
+        if len(self._outlet) and self._server.config.direction == "push":
+            return  # it does not come to read
         if not self._proven:
             self._promised[key] = None
             if len(self._promised) > _MOST_PROMISED:
@@ -250,6 +270,7 @@ class Session:
                 await self._retire(end)
             except VerbsError as error:
                 log.error("a queue pair could not be destroyed", reason=str(error))
+        await self._outlet.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
         for key, visit in list(self._visits.items()):

@@ -1,10 +1,11 @@
-"""How a reader gets at one grant, and how that ends: memory windows, or registrations for lack of them.
+"""How a peer gets at memory of ours, and how that ends: memory windows, or registrations for lack of them.
 
-A window of type 2 is bound on one queue pair and opens one range to that queue pair's other end.  Binding and
+A window of type 2 is bound on one queue pair and opens one range to that queue pair's other end: a range of a grant to
+its reader, or a stretch of the memory that a read is to fill, to whom writes it.  Binding and
 invalidating are work requests: what their completion says is so.  Where the queue pair is broken, giving the window
 back to the device ends it as well; that has to come before the queue pair is destroyed, which some drivers will not do,
 or only after a minute, while windows are bound on it.  Without windows the range is registered once more,
-for remote reading; its key would open it to every admitted reader that knows the number, until it is deregistered.
+for remote access; its key would open it to every admitted peer that knows the number, until it is deregistered.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import TYPE_CHECKING
 
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _register
-from hawk.transports.verbs._device import FLUSHED, REMOTE_READ, STATUS, SUCCESS, VerbsError
+from hawk.transports.verbs._device import (
+    FLUSHED,
+    LOCAL_WRITE,
+    RECEIVED,
+    REMOTE_READ,
+    REMOTE_WRITE,
+    STATUS,
+    SUCCESS,
+    VerbsError,
+)
 from hawk.transports.verbs._end import End
 
 if TYPE_CHECKING:
@@ -44,16 +54,20 @@ class Broken(Exception):
     """The queue pair is broken: nothing can be bound or invalidated on it."""
 
 
-class ServingEnd:
-    """The serving side's end of one queue pair: binds and invalidates, each awaited.
+class WindowEnd:
+    """The end of one queue pair whose memory the other end reaches: binds and invalidates, each awaited.
 
-    number    the queue pair's, once it is made
+    number       the queue pair's, once it is made
+    on_received  called with immediate data that came; each takes a receive, which is posted anew
+    on_broken    called once, when the queue pair is of no more use
     """
 
     def __init__(self, end: End) -> None:
         self.end = end
         self.broken = False
         self.number = 0
+        self.on_received: Callable[[int], None] = lambda immediate: None
+        self.on_broken: Callable[[], None] = lambda: None
         end.on_done = self._done
         end.on_lost = self._lost
         self._waiting: dict[int, asyncio.Future[int]] = {}
@@ -72,24 +86,46 @@ class ServingEnd:
         except VerbsError as error:
             del self._waiting[wr_id]
             self._room.release()
-            self.broken = True
+            self.break_()
             raise Broken from error
         self.end.posted()
         if (status := await done) != SUCCESS:
-            self.broken = True
+            self.break_()
             raise Broken(STATUS.get(status, str(status)))
         return given
 
+    def receive(self, count: int) -> None:
+        """Posts receives."""
+        try:
+            self.end.queue.receive(count)
+        except VerbsError:
+            self.break_()
+
+    def break_(self) -> None:
+        if not self.broken:
+            self.broken = True
+            self.on_broken()
+
     def _done(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
+            if completion.wr_id == RECEIVED:
+                self._received(completion)
+                continue
             waiting = self._waiting.pop(completion.wr_id, None)
             if waiting is not None:
                 self._room.release()
                 if not waiting.done():
                     waiting.set_result(completion.status)
 
+    def _received(self, completion: Completion) -> None:
+        if completion.status != SUCCESS:
+            self.break_()
+        elif not self.broken:
+            self.receive(1)
+            self.on_received(completion.immediate)
+
     def _lost(self) -> None:
-        self.broken = True
+        self.break_()
         waiting, self._waiting = self._waiting, {}
         for each in waiting.values():
             self._room.release()
@@ -97,7 +133,7 @@ class ServingEnd:
                 each.set_result(FLUSHED)
 
     async def fail(self) -> None:
-        """Breaks it: its other end reads nothing more."""
+        """Breaks it: its other end reads and writes nothing more."""
         self._lost()
         await self.end.fail()
 
@@ -194,7 +230,7 @@ class WindowPool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a grant that lies in one registration: offset in the served region, bytes, which slice."""
+    """A stretch of memory that lies in one registration: offset in the region, bytes, which slice."""
 
     offset: int
     nbytes: int
@@ -202,7 +238,7 @@ class Part:
 
 
 def parts(registered: Registered, offset: int, nbytes: int) -> list[Part]:
-    """The stretches of `[offset, offset + nbytes)`."""
+    """The stretches of `[offset, offset + nbytes)`, each with a registration of its own."""
     stop = offset + nbytes
     first = int(registered.start.searchsorted(offset, "right")) - 1
     last = int(registered.start.searchsorted(stop, "left")) - 1
@@ -212,23 +248,30 @@ def parts(registered: Registered, offset: int, nbytes: int) -> list[Part]:
 
 @dataclass(eq=False)
 class Visit:
-    """One reader's way into one grant.
+    """One peer's way into memory of ours: a reader's into a grant, a writer's into the targets of a read.
 
-    parts     stretches of the grant, one window each
+    access    what it may do there
+    parts     stretches of the memory, one window each
     bound     windows and their keys by queue pair, one for each part
     shared    registrations by device, where there are no windows
     over      whether it has ended: no key is given out any more
     """
 
     held: Held | None = None
+    access: int = REMOTE_READ
     parts: list[Part] = field(default_factory=list)
-    bound: dict[ServingEnd, Bound] = field(default_factory=dict)
+    bound: dict[WindowEnd, Bound] = field(default_factory=dict)
     shared: dict[int, list[Registration]] = field(default_factory=dict)
     over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     evict: Callable[[], None] = lambda: None
 
-    async def bind(self, end: ServingEnd, pool: WindowPool, registered: Registered, device: int) -> list[int]:
+    @property
+    def rights(self) -> int:
+        """Of registrations for this access; the device asks for the right to write here of who lets others write."""
+        return self.access | LOCAL_WRITE if self.access & REMOTE_WRITE else self.access
+
+    async def bind(self, end: WindowEnd, pool: WindowPool, registered: Registered, device: int) -> list[int]:
         """Keys of the parts for this queue pair's other end; raises `Broken` or `VerbsError`."""
         if end in self.bound:
             return [key for _, key in self.bound[end]]
@@ -240,19 +283,21 @@ class Visit:
                 address = memory.address + part.offset - int(registered.start[part.slice])
                 window = await pool.take()
                 try:
-                    key = await end.run(functools.partial(_bind, window, memory, address, part.nbytes))
+                    key = await end.run(
+                        functools.partial(_bind, window, memory, address, part.nbytes, self.access)
+                    )
                 except BaseException:
                     bound.append((window, -1))
                     raise
                 bound.append((window, key))
         except BaseException:
             # What is half bound opens nothing that anybody was told of, but the queue pair must go before it does.
-            end.broken = True
+            end.break_()
             raise
         return [key for _, key in bound]
 
     async def share(self, device: Device, registered: Registered, number: int, worker: Worker) -> list[int]:
-        """Keys of the parts for all readers on this device; raises `VerbsError`."""
+        """Keys of the parts for all peers on this device; raises `VerbsError`."""
         if number not in self.shared:
             made: list[Registration] = []
             self.shared[number] = made
@@ -261,7 +306,7 @@ class Visit:
                 for part in self.parts:
                     memory = registered.slices[number][part.slice]
                     address = memory.address + part.offset - int(registered.start[part.slice])
-                    made.append(device.register(address, part.nbytes, REMOTE_READ))
+                    made.append(device.register(address, part.nbytes, self.rights))
 
             try:
                 await worker.call(register)
@@ -271,8 +316,8 @@ class Visit:
                 raise
         return [r.rkey for r in self.shared[number]]
 
-    async def unbind(self, worker: Worker, pools: Callable[[ServingEnd], WindowPool]) -> None:
-        """Takes every key away; when this returns nobody reads by one any more.  Raises `VerbsError`."""
+    async def unbind(self, worker: Worker, pools: Callable[[WindowEnd], WindowPool]) -> None:
+        """Takes every key away; when this returns nobody reads or writes by one any more.  Raises `VerbsError`."""
         for end, bound in list(self.bound.items()):
             try:
                 if end.broken:
@@ -288,8 +333,21 @@ class Visit:
             del self.shared[number]
 
 
-def _bind(window: Window, memory: Registration, address: int, nbytes: int, queue: Queue, wr_id: int) -> int:
-    return queue.bind(wr_id, window, memory, address, nbytes)
+async def retire(end: WindowEnd, visits: Sequence[Visit], pool: WindowPool | None) -> None:
+    """Ends a queue pair and what is bound on it.  Raises `VerbsError`, and may be called again then."""
+    await end.fail()
+    if pool is not None:
+        for visit in visits:
+            async with visit.lock:
+                await pool.end(visit.bound.get(end, []))
+                visit.bound.pop(end, None)
+    await end.close()
+
+
+def _bind(
+    window: Window, memory: Registration, address: int, nbytes: int, access: int, queue: Queue, wr_id: int
+) -> int:
+    return queue.bind(wr_id, window, memory, address, nbytes, access)
 
 
 def _invalidate(key: int, queue: Queue, wr_id: int) -> int:

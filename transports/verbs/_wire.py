@@ -8,6 +8,9 @@
                                  it has entered a grant that nobody else was told of
     reader -> server   Renew     a queue pair broke; here is a fresh one
     server -> reader   Renewed   the server's fresh one, connected to it
+    reader -> server   Push      write these stretches of a grant into memory of the reader's, by these keys
+    server -> reader   Pushed    written, and seen to be: every WRITE is acknowledged
+    reader -> server   Drop      write no more of a Push, which is answered as soon as nothing of it is under way
     server -> reader   Refused   in place of any of these answers, and why
 
 The token is the serving instance's, and travels in its endpoint through the control plane.  It admits a link and gives
@@ -23,9 +26,12 @@ import struct
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from numpy.typing import NDArray
 
 VERSION = 1
 TOKEN_BYTES = 16
@@ -34,7 +40,16 @@ MOST_BYTES = 64 << 10
 
 _LENGTH = struct.Struct("<I")
 
-DENIED, FULL, FAILED = "denied", "full", "failed"
+DENIED, FULL, FAILED, BROKEN = "denied", "full", "failed", "broken"
+
+PUSHES = 16
+"""Pushes of one link that are under way at a time; the reader has a receive for each on each of its queue pairs."""
+
+PUSH_ROWS = 2048
+"""Rows of one Push at most, so that it goes into a frame."""
+
+MOST_WINDOWS = 256
+"""Windows of one Push at most."""
 
 
 class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -62,16 +77,21 @@ class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """`reader` is what `reader_id` makes of the reader's own token, by which its agent is known."""
+    """`reader` is what `reader_id` makes of the reader's own token, by which its agent is known.
+
+    `inlets` are queue pairs by which it would be written to; a server that writes answers with as many `outlets`.
+    """
 
     version: int
     token: bytes
     queues: list[QueueFacts]
     reader: bytes = b""
+    inlets: list[QueueFacts] = []
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     queues: list[QueueFacts]
+    outlets: list[QueueFacts] = []
 
 
 class Enter(msgspec.Struct, frozen=True, tag="enter"):
@@ -101,9 +121,12 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
+    """`inlet` says whether the index is one of `Hello.inlets`."""
+
     seq: int
     index: int
     queue: QueueFacts
+    inlet: bool = False
 
 
 class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
@@ -111,16 +134,53 @@ class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
     queue: QueueFacts
 
 
+class Push(msgspec.Struct, frozen=True, tag="push"):
+    """What to write where, by which queue pairs, and what to say on each of them afterwards.
+
+    The reader's memory is one line of bytes, of which windows open parts.
+
+    key       the grant's key
+    mark      the immediate datum that each of these queue pairs is to end with (`marks`)
+    windows   where in the line a remote key begins, ascending
+    bases     the address that byte 0 of the line would have, as each window has it
+    keys      the remote keys of each window for each queue pair; a queue pair with keys is a credit, for one WRITE with
+              the mark; none for one that is not to be used
+    queues    the number of the reader's queue pair that each of them is for
+    rows      offset in the served region, place in the line and length of each row: `int64[n, 3]`, little-endian, by
+              place in the line
+    """
+
+    seq: int
+    key: bytes
+    mark: int
+    windows: list[int]
+    bases: list[int]
+    keys: list[list[int]]
+    queues: list[int]
+    rows: bytes
+
+
+class Pushed(msgspec.Struct, frozen=True, tag="pushed"):
+    seq: int
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """`seq` is that of the Push."""
+
+    seq: int
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """`seq` is that of the question, 0 for Hello."""
+    """`seq` is that of the question, 0 for Hello.  `broken` are the reader's queue pairs whose other end broke."""
 
     seq: int
     why: str
     text: str
+    broken: list[int] = []
 
 
-Question = Hello | Enter | Renew
-Answer = Welcome | Entered | Renewed | Refused
+Question = Hello | Enter | Renew | Push | Drop
+Answer = Welcome | Entered | Renewed | Pushed | Refused
 
 _ENCODER = msgspec.msgpack.Encoder()
 _QUESTION: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Question)
@@ -198,6 +258,38 @@ def check_entered(entered: Entered, queues: int) -> None:
         or any(a >= b for a, b in itertools.pairwise(windows))
     ):
         raise BadWire("an impossible range")
+
+
+def rows_of(push: Push) -> NDArray[np.int64]:
+    """The rows, `int64[n, 3]`.  Raises `BadWire` for a Push that nobody could do, whatever the grant is."""
+    if not push.rows or len(push.rows) % 24 or len(push.rows) > PUSH_ROWS * 24:
+        raise BadWire("no rows, or too many")
+    rows = np.frombuffer(push.rows, "<i8").reshape(-1, 3).astype(np.int64)
+    windows = push.windows
+    high = (1 << 62) - 1
+    if (
+        not 0 < len(windows) == len(push.bases) <= MOST_WINDOWS
+        or len(push.keys) != len(push.queues)
+        or not any(push.keys)
+        or any(len(keys) not in (0, len(windows)) for keys in push.keys)
+        or not all(0 <= key < 1 << 32 for keys in push.keys for key in keys)
+        or not 0 <= push.mark < 1 << 32
+        or any(a >= b for a, b in itertools.pairwise(windows))
+        or windows[0] < 0
+        or windows[-1] > high
+        or not all(-high <= base <= high for base in push.bases)
+        or bool((rows < 0).any() or (rows > high).any())
+        or int(rows[:, 2].min()) == 0
+        or int((rows[:, 0] + rows[:, 2]).max()) > high
+        or int((rows[:, 1] + rows[:, 2]).max()) > high
+        or int(rows[:, 1].min()) < windows[0]
+        or int(rows[:, 2].sum(dtype=np.float64)) > high
+    ):
+        raise BadWire("an impossible push")
+    base = np.asarray(push.bases, np.int64)[np.asarray(windows).searchsorted(rows[:, 1], "right") - 1]
+    if bool((base + rows[:, 1] < 0).any()):
+        raise BadWire("a push to no address")
+    return rows
 
 
 def fits(windows: int, queues: int) -> bool:

@@ -1,4 +1,4 @@
-"""One read: what of it is still to be posted, what is under way, and how it ended."""
+"""One read or push: what of it is still to be posted, what is under way, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import AccessDenied, HawkError
+from hawk.errors import AccessDenied, HawkError, TransferFailed
 from hawk.transports import _pieces
-from hawk.transports.verbs import _abi
+from hawk.transports.verbs import _abi, _register
 from hawk.transports.verbs._wire import BadWire
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from hawk.memory.region import I64, Region, Segments
     from hawk.transports.verbs._abi import Batch, Places, Shape
     from hawk.transports.verbs._register import Registered
-    from hawk.transports.verbs._wire import Entered
+    from hawk.transports.verbs._wire import Entered, Push
 
 MOST_TRIES = 4
-"""How often a batch is posted before its read fails: each time another queue pair broke under it."""
+"""How often a batch is posted, or a push asked for, before its read fails: each time a queue pair broke under it."""
 
 _PIECE = 1 << 40
 
@@ -43,71 +43,29 @@ class Flight:
 
 
 class Work:
-    """One read.
+    """What this side moves by batches of one kind.
 
-    keys       remote keys by queue pair, None where they have to be asked for
+    keys       remote keys by queue pair, None where there are none, or they have to be asked for
     flying     batches that are posted
     done       set when nothing of it is posted and nothing is to be
     """
 
-    def __init__(
-        self, key: bytes, segments: Segments, regions: Sequence[Region], registered: Sequence[Registered]
-    ) -> None:
-        self.key = key
+    def __init__(self, local: Registered) -> None:
         self.error: HawkError | None = None
         self.flying = 0
         self.moved = 0
         self.keys: list[NDArray[np.uint32] | None] = []
-        self.asking = False
-        self._segments = segments
-        self._regions = tuple(regions)  # kept alive, since bytes land in them
-        self._registered = registered
-        self._windows: tuple[int, ...] = ()
+        self._local = local
         self._again: deque[Flight] = deque()
         self._batches: Iterator[Batch] | None = None
         self._next: Flight | None = None
         self._locals: dict[int, NDArray[np.uint32]] = {}
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def enter(self, entered: Entered, shape: Shape) -> None:
-        """The grant is open: what may be read of it is known.
-
-        Raises `AccessDenied` for segments outside it, `BadWire` for other windows than requests were laid out for.
-        """
-        if self._windows != (windows := tuple(entered.windows)) and self._batches is not None:
-            raise BadWire("the windows of a grant changed")
-        self._windows = windows
-        self.keys = [np.asarray(keys, np.uint32) if keys else None for keys in entered.keys]
-        if self._batches is None:
-            self._batches = self._cut(self._places(entered), shape, entered)
-            self._advance()
-
-    def _places(self, entered: Entered) -> Places:
-        sizes = np.asarray([r.nbytes for r in self._regions], np.int64)
-        begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))[:-1]
-        return _abi.Places(
-            begin=begin,
-            start=_joined([r.start + at for r, at in zip(self._registered, begin.tolist(), strict=True)]),
-            address=_joined([r.address for r in self._registered]),
-            windows=np.asarray(entered.windows, np.int64),
-            remote=entered.base,
-        )
-
-    def _cut(self, places: Places, shape: Shape, entered: Entered) -> Iterator[Batch]:
-        low, high = entered.offset, entered.offset + entered.nbytes
-        for piece in _pieces.cut(self._segments, _PIECE, _abi.BUILD_ROWS):
-            if piece.low < low or piece.high > high:
-                raise AccessDenied(
-                    "the key does not cover the range",
-                    got=f"remote bytes {piece.low}..{piece.high}",
-                    expected=f"within {low}..{high}",
-                )
-            yield from _abi.batches(_pieces.join(piece), places, shape)
-
     def local_keys(self, device: int) -> NDArray[np.uint32]:
         """Keys of all registrations, in the order of `Places.start`, for one device."""
         if device not in self._locals:
-            self._locals[device] = np.concatenate([r.keys(device) for r in self._registered])
+            self._locals[device] = self._local.keys(device)
         return self._locals[device]
 
     # -- what is to be posted ------------------------------------------------------------------------------------
@@ -166,5 +124,110 @@ class Work:
             self.done.set_result(None)
 
 
-def _joined(parts: list[I64]) -> I64:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+class Reading(Work):
+    """One read, by READs.
+
+    asking     whether keys are being asked for
+    """
+
+    def __init__(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], registered: Sequence[Registered]
+    ) -> None:
+        self._begin = _register.line(regions)
+        super().__init__(_register.joined(registered, self._begin))
+        self.key = key
+        self.asking = False
+        self._segments = segments
+        self._regions = tuple(regions)  # kept alive, since bytes land in them
+        self._windows: tuple[int, ...] = ()
+
+    def enter(self, entered: Entered, shape: Shape) -> None:
+        """The grant is open: what may be read of it is known.
+
+        Raises `AccessDenied` for segments outside it, `BadWire` for other windows than requests were laid out for.
+        """
+        if self._windows != (windows := tuple(entered.windows)) and self._batches is not None:
+            raise BadWire("the windows of a grant changed")
+        self._windows = windows
+        self.keys = [np.asarray(keys, np.uint32) if keys else None for keys in entered.keys]
+        if self._batches is None:
+            self._batches = self._cut(self._places(entered), shape, entered)
+            self._advance()
+
+    def _places(self, entered: Entered) -> Places:
+        windows = np.asarray(entered.windows, np.int64)
+        return _abi.Places(
+            begin=self._begin,
+            start=self._local.start,
+            address=self._local.address,
+            windows=windows,
+            remote=np.full(len(windows), entered.base, np.int64),
+        )
+
+    def _cut(self, places: Places, shape: Shape, entered: Entered) -> Iterator[Batch]:
+        low, high = entered.offset, entered.offset + entered.nbytes
+        for piece in _pieces.cut(self._segments, _PIECE, _abi.BUILD_ROWS):
+            if piece.low < low or piece.high > high:
+                raise AccessDenied(
+                    "the key does not cover the range",
+                    got=f"remote bytes {piece.low}..{piece.high}",
+                    expected=f"within {low}..{high}",
+                )
+            yield from _abi.batches(_pieces.join(piece), places, shape)
+
+
+class Writing(Work):
+    """One push, by WRITEs: when all of them are posted, each queue pair that it may use is to say its mark.
+
+    marks      what each queue pair has still to say, by its index
+    broken     whether a queue pair broke under it; nothing is posted again, for the reader counts marks
+    """
+
+    def __init__(self, local: Registered, push: Push, rows: I64, shape: Shape) -> None:
+        super().__init__(local)
+        self.keys = [np.asarray(keys, np.uint32) if keys else None for keys in push.keys]
+        self.broken = False
+        self._batches = written(push, rows, local, shape)
+        self._advance()
+        first = push.bases[0] + push.windows[0]
+        self.marks = {
+            index: Flight(self, _abi.marker(push.mark, first))
+            for index, keys in enumerate(self.keys)
+            if keys is not None
+        }
+
+    @property
+    def waiting(self) -> bool:
+        """See `Work.waiting`."""
+        return super().waiting or (self.error is None and bool(self.marks))
+
+    def mark(self, index: int) -> Flight:
+        """What this queue pair is to say is to be posted."""
+        self.flying += 1
+        return self.marks.pop(index)
+
+    def lost(self, flight: Flight, error: HawkError | None) -> None:
+        """See `Work.lost`."""
+        self.broken = self.broken or error is None
+        if isinstance(error, AccessDenied):  # as of a read; but here it was the reader's memory that refused
+            error = TransferFailed("the reader's memory did not let it in", got=error.got)
+        super().lost(flight, error or TransferFailed("a queue pair broke under the push"))
+
+    def stop(self, error: HawkError | None) -> None:
+        """See `Work.stop`."""
+        self.marks.clear()
+        super().stop(error)
+
+
+def written(push: Push, rows: I64, local: Registered, shape: Shape) -> Iterator[Batch]:
+    """The batches of a push, whose rows are `int64[n, 3]`, out of the served region, registered as `local`."""
+    places = _abi.Places(
+        begin=np.zeros(1, np.int64),
+        start=local.start,
+        address=local.address,
+        windows=np.asarray(push.windows, np.int64),
+        remote=np.asarray(push.bases, np.int64),
+    )
+    offset, place, nbytes = (np.ascontiguousarray(column) for column in rows.T)
+    piece = _pieces.Piece(np.zeros(len(rows), np.int32), offset, place, nbytes, int(nbytes.sum()))
+    return _abi.batches(_pieces.join(piece), places, shape)

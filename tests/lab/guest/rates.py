@@ -1,4 +1,5 @@
-"""Rates between two guests: HAWK's reads and perftest's programs in turn, so that all meet the same weather.
+"""Rates between two guests: HAWK's reads, pulled and pushed, and perftest's programs in turn, so that all meet the same
+weather.
 
 Shown with `scripts/vm-lab run rates -- -s`.
 """
@@ -6,6 +7,7 @@ Shown with `scripts/vm-lab run rates -- -s`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import statistics
 import subprocess
 import time
@@ -60,7 +62,8 @@ def perftest(meeting: Meeting, program: str, size: int, port: int) -> float:
 
 def _show(size: int, rows: dict[str, list[float]]) -> None:
     for name in ("ib_read_bw", "ib_write_bw"):
-        rows[f"hawk / {name}"] = [a / b for a, b in zip(rows["hawk"], rows[name], strict=True)]
+        for way in ("hawk", "hawk, pushed"):
+            rows[f"{way} / {name}"] = [a / b for a, b in zip(rows[way], rows[name], strict=True)]
     for name, values in rows.items():
         print(
             f"{size:>8} {name:<24} median {statistics.median(values):8.2f}, {min(values):.2f} to {max(values):.2f}"
@@ -72,25 +75,34 @@ async def test_rates(meeting: Meeting) -> None:
     port = PORT
     for size in SIZES:
         arena = SharedArena(NBYTES)
-        transport = VerbsTransport(VerbsConfig(message=2 * size, queue_pairs=QUEUE_PAIRS))
-        await transport.start()
-        transport.serve(arena.region)
-        key = transport.grant(0, NBYTES).key.hex()
-        theirs = meeting.exchange({"endpoint": transport.endpoint, "key": key})
-        link = await transport.connect(theirs["endpoint"], timeout=LIMIT) if node() == 2 else None
+        settings = VerbsConfig(message=2 * size, queue_pairs=QUEUE_PAIRS)
+        ways = {"hawk": settings, "hawk, pushed": dataclasses.replace(settings, direction="push")}
+        transports, links = {}, {}
+        for way, config in ways.items():
+            transport = transports[way] = VerbsTransport(config)
+            await transport.start()
+            transport.serve(arena.region)
+            key = transport.grant(0, NBYTES).key.hex()
+            theirs = meeting.exchange({"endpoint": transport.endpoint, "key": key})
+            if node() == 2:
+                link = await transport.connect(theirs["endpoint"], timeout=LIMIT)
+                links[way] = link, bytes.fromhex(theirs["key"])
         for _ in range(RUNS):
-            if link is not None:
-                read = await rate(link, bytes.fromhex(theirs["key"]), size, NBYTES)
-                found[size].setdefault("hawk", []).append(NBYTES / read.seconds / 1e6)
-                found[size].setdefault("hawk, CPU s/GiB", []).append(read.cpu / NBYTES * 2**30)
+            for way, (link, key_of) in links.items():
+                read = await rate(link, key_of, size, NBYTES)
+                found[size].setdefault(way, []).append(NBYTES / read.seconds / 1e6)
+                found[size].setdefault(f"{way}, CPU s/GiB", []).append(read.cpu / NBYTES * 2**30)
             await asyncio.to_thread(meeting.exchange)
             for program in ("ib_read_bw", "ib_write_bw"):
                 port += 1
                 said = await asyncio.to_thread(perftest, meeting, program, size, port)
                 found[size].setdefault(program, []).append(said)
-        if link is not None:
+        if links:
             _show(size, found[size])
+            assert [transports[way].counts()["read-pushed"] for way in ways] == [0, 2 * RUNS]
+        for link, _ in links.values():
             await link.close()
         await asyncio.to_thread(meeting.exchange)
-        await transport.close()
+        for transport in transports.values():
+            await transport.close()
         arena.close()

@@ -10,7 +10,7 @@ from typing import Any
 from hawk.transports.base import Transport
 from hawk.transports.testing import AccessContract, ContractBase, EndsContract, MovingContract
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
-from tests.contract.verbs_keys import StaleKeys
+from tests.contract.verbs_keys import StaleKeys, StaleWriters
 from tests.lab.guest.rdma import guests, node
 
 SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
@@ -33,6 +33,12 @@ if here(1):
 
     class TestBytes(OverRxe, MovingContract, StaleKeys):
         config = VerbsConfig(queue_pairs=1, **SMALL)
+
+    class TestPush(OverRxe, MovingContract, AccessContract, EndsContract, StaleWriters):
+        config = VerbsConfig(direction="push", push_windows=256, queue_pairs=2, **SMALL)
+
+    class TestPushWithoutWindows(OverRxe, AccessContract):
+        config = VerbsConfig(direction="push", windows="off", queue_pairs=1, **SMALL)
 
 
 if here(2):

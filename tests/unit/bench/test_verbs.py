@@ -13,14 +13,19 @@ from hawk.transports.verbs.testing import FakeDriver
 def test_every_stage_and_every_size() -> None:
     result = verbs.run(segments=2000, runs=2, mebibytes=1, driver=FakeDriver())
     stages = set(verbs.STAGES) - set(result.left_out)
-    assert {(r.kind, r.stage) for r in result.rows} == {(k, s) for k in verbs.KINDS for s in stages}
+    wanted = {(k, w, s) for k in verbs.KINDS for w in verbs.WAYS for s in stages}
+    assert {(r.kind, r.way, r.stage) for r in result.rows} == wanted
     assert {"build", "address"} <= stages
-    requests = {r.kind: r.requests for r in result.rows if r.stage == "build"}
+    pushed = {r.kind: r.requests for r in result.rows if (r.stage, r.way) == ("build", "push")}
+    assert all(2000 / 30 <= count < 2000 / 20 for count in pushed.values()), (
+        "targets are filled, whatever the arena"
+    )
+    requests = {r.kind: r.requests for r in result.rows if (r.stage, r.way) == ("build", "pull")}
     # Apart, each is a request of its own; together, 30 share one, but for where a half message or a batch ends.
     assert requests["apart"] == 2000
     assert 2000 / 30 <= requests["together"] < 2000 / 25
     assert all(len(r.seconds) == 2 and min(r.seconds) > 0 for r in result.rows)
-    assert [r.size for r in result.rates] == list(verbs.SIZES)
+    assert [(r.size, r.way) for r in result.rates] == [(s, w) for s in verbs.SIZES for w in verbs.WAYS]
     assert set(result.to_dict()) == {"rows", "rates", "left_out"}
     out = io.StringIO()
     verbs.render(result, Console(file=out, width=120))

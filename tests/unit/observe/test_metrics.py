@@ -64,6 +64,13 @@ def test_peers_and_jobs_are_what_they_are_now() -> None:
     assert metrics.registry.get_sample_value("hawk_peer_up", {"peer": "p0"}) is None
 
 
+def test_what_a_transport_counts_goes_on_when_it_begins_anew() -> None:
+    metrics = Metrics()
+    for counted in (3, 5, 5, 2):
+        metrics.transport_now("verbs", {"queue-pair-broken": counted})
+    assert metrics.value("hawk_transport_events_total", event="queue-pair-broken", transport="verbs") == 7
+
+
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
@@ -89,6 +96,7 @@ def test_what_is_served_are_the_documented_series_and_no_other() -> None:
     metrics.peers_now({"p0": True})
     metrics.bad_frame("bad-frame")
     metrics.fallback("transfer-failed")
+    metrics.transport_now("verbs", {"read-pulled": 1})
     served = set(re.findall(r"^# TYPE (\w+)", metrics.render().decode(), re.MULTILINE))
     documented = set(re.findall(r"^\| `(hawk_\w+)", DOCS.read_text(), re.MULTILINE))
     assert served == documented

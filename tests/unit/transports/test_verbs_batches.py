@@ -107,8 +107,10 @@ def cases(draw: st.DrawFn) -> tuple[Segments, list[int], Places, Shape]:
         message=draw(st.integers(2, 600)),
         batch_wrs=draw(st.integers(1, 6)),
         batch_bytes=draw(st.integers(1, 900)),
+        opcode=draw(st.sampled_from([_abi.READ, _abi.WRITE])),
     )
-    places = Places(begin, np.asarray(starts, np.int64), np.asarray(addresses, np.int64), windows, 1_000_000)
+    bases = np.asarray([draw(st.integers(10_000, 1_000_000)) for _ in windows], np.int64)
+    places = Places(begin, np.asarray(starts, np.int64), np.asarray(addresses, np.int64), windows, bases)
     return Segments.of(rows), sizes, places, shape
 
 
@@ -130,13 +132,13 @@ def test_every_byte_once_and_within_the_limits(case: tuple[Segments, list[int], 
             assert [int(wr["flags"]) for wr, _ in requests] == [0] * (len(requests) - 1) + [_abi.SIGNALED]
             nbytes = 0
             for wr, pieces in requests:
-                assert int(wr["opcode"]) == _abi.READ
+                assert int(wr["opcode"]) == shape.opcode
                 assert 0 < len(pieces) <= shape.max_sge
                 length = sum(n for _, n, _ in pieces)
                 assert length <= shape.message
                 nbytes += length
-                remote = int(wr["remote_addr"]) - places.remote
                 window = int(wr["rkey"]) - 500
+                remote = int(wr["remote_addr"]) - int(places.remote[window])
                 stop = places.windows[window + 1] if window + 1 < len(places.windows) else 1 << 40
                 assert places.windows[window] <= remote
                 assert remote + length <= stop
@@ -170,7 +172,7 @@ def test_neighbours_share_a_request() -> None:
         np.asarray([0, 1 << 20]),
         np.asarray([1 << 30, 1 << 31]),
         np.zeros(1, np.int64),
-        0,
+        np.zeros(1, np.int64),
     )
     (piece,) = _pieces.cut(Segments.of(rows), 1 << 40, 1 << 20)
     batches = list(_abi.batches(piece, places, Shape(16, 1 << 20, 64, 1 << 30)))

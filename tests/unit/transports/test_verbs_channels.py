@@ -68,7 +68,9 @@ class Library:
             "pyverbs_error": SimpleNamespace(PyverbsError=PyverbsError),
             "device": SimpleNamespace(Context=lambda name: Context(self.open)),
             "pd": SimpleNamespace(PD=lambda context: SimpleNamespace(close=lambda: None)),
-            "cq": SimpleNamespace(CompChannel=lambda context: Opened(self.open), CQ=self._queue),
+            "cq": SimpleNamespace(
+                CompChannel=lambda context: Opened(self.open), CQ=self._queue, WC=SimpleNamespace(imm_data=0)
+            ),
         }[name]
 
     def _queue(self, *arguments: object) -> Any:

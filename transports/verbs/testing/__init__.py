@@ -4,10 +4,11 @@
     transport = VerbsTransport(VerbsConfig(...), driver=driver)
 
 They keep the rules that a transport can get wrong: queue pairs have states and are connected by number, packet number
-and GID; keys are checked for range, rights, protection domain and queue pair at every piece of a READ; send slots come
-free only when a later completion was polled; whatever is posted to a broken queue pair is flushed, unsignalled requests
-as well; completion queues overrun; an event comes only for a completion after `arm`; a responder refuses more
-outstanding READs than it agreed to.  Rates and times mean nothing.
+and GID; keys are checked for range, rights, protection domain and queue pair at every piece of a READ or WRITE;
+immediate data take a receive each, and break the queue pair that finds none; send slots come free only when a later
+completion was polled; whatever is posted to a broken queue pair is flushed, unsignalled requests and receives as well;
+completion queues overrun; an event comes only for a completion after `arm`; a responder refuses more outstanding READs
+than it agreed to.  Rates and times mean nothing.
 """
 
 from __future__ import annotations

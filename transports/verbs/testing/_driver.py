@@ -159,13 +159,13 @@ class FakeDevice:
             raise VerbsError(errno.EINVAL, "ibv_create_cq")
         return FakeCompletions(depth)
 
-    def queue(self, completions: Completions, depth: int, sge: int) -> FakeQueue:
+    def queue(self, completions: Completions, depth: int, sge: int, receives: int = 1) -> FakeQueue:
         """See `Device.queue`."""
         assert isinstance(completions, FakeCompletions)
         self.faults.creating_queue()
         if not 0 < depth <= self.limits.max_send_wr or not 0 < sge <= self.limits.max_sge:
             raise VerbsError(errno.EINVAL, "ibv_create_qp")
-        queue = FakeQueue(self, completions, depth, sge)
+        queue = FakeQueue(self, completions, depth, sge, receives)
         with self._lock:
             self._next += 1
             queue.number = self._next

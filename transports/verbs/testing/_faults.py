@@ -20,8 +20,10 @@ class Faults:
     register       errno of the n-th registration from now (0 the next), by n; each counts once
     dmabuf         errno of every registration of a dma-buf, 0 where it works
     queue          errno of every new queue pair, 0 where it works
-    cut            whether packets get lost: READs end with retries exceeded
-    on_step        called by a queue pair's thread before it places the bytes of a READ, with those so far; may block
+    cut            whether packets get lost: READs and WRITEs end with retries exceeded
+    on_step        called by the thread that places bytes of a READ or WRITE, with those so far, before it does; it may
+                   block
+    starved        immediate data that came where no receive was posted
     on_register    called in the midst of every registration, by the thread that registers
     """
 
@@ -29,6 +31,7 @@ class Faults:
     dmabuf: int = 0
     queue: int = 0
     cut: bool = False
+    starved: int = 0
     on_step: Callable[[int], None] | None = None
     on_register: Callable[[], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

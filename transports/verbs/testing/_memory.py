@@ -1,4 +1,4 @@
-"""Registrations and windows of a fake device, and who may read by which key."""
+"""Registrations and windows of a fake device, and who may read or write by which key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FakeWindow:
     def __init__(self, table: Table) -> None:
         self._table = table
         self.memory: FakeRegistration | None = None
-        self.address = self.nbytes = self.owner = 0
+        self.address = self.nbytes = self.owner = self.access = 0
         self.rkey = table.add(self)
 
     def close(self) -> None:
@@ -97,9 +97,9 @@ class Table:
                 return None
             return entry.memory + address - entry.address
 
-    def covers(self, key: int, address: int, nbytes: int, queue: int) -> bool:
-        """Whether a remote reader on queue pair `queue` may read this range by `key`."""
-        return self._memory_of(key, address, nbytes, queue) is not None
+    def covers(self, key: int, address: int, nbytes: int, queue: int, right: int) -> bool:
+        """Whether the other end of queue pair `queue` may read or write (`right`) this range by `key`."""
+        return self._memory_of(key, address, nbytes, queue, right) is not None
 
     def read(self, key: int, address: int, nbytes: int, queue: int) -> bytes | None:
         """Bytes for a remote reader on queue pair `queue`; None where `key` does not allow it.
@@ -107,22 +107,43 @@ class Table:
         Copied under the lock, so that who has taken a key away knows that nobody reads by it.
         """
         with self.lock:
-            memory = self._memory_of(key, address, nbytes, queue)
+            memory = self._memory_of(key, address, nbytes, queue, _device.REMOTE_READ)
             if memory is None:
                 return None
             return ctypes.string_at(memory.memory + address - memory.address, nbytes)
 
-    def _memory_of(self, key: int, address: int, nbytes: int, queue: int) -> FakeRegistration | None:
+    def write(self, key: int, address: int, data: bytes | bytearray, queue: int) -> bool:
+        """Writes for the other end of queue pair `queue`, under the lock; False where `key` does not allow it."""
+        with self.lock:
+            memory = self._memory_of(key, address, len(data), queue, _device.REMOTE_WRITE)
+            if memory is None:
+                return False
+            ctypes.memmove(memory.memory + address - memory.address, bytes(data), len(data))
+            return True
+
+    def local_read(self, key: int, address: int, nbytes: int) -> bytes | None:
+        """Bytes of a piece that a WRITE gathers; None where `key` does not allow it."""
+        with self.lock:
+            entry = self._entries.get(key >> 8)
+            if not isinstance(entry, FakeRegistration) or entry.lkey != key:
+                return None
+            if not _inside(entry, address, nbytes):
+                return None
+            return ctypes.string_at(entry.memory + address - entry.address, nbytes)
+
+    def _memory_of(
+        self, key: int, address: int, nbytes: int, queue: int, right: int
+    ) -> FakeRegistration | None:
         with self.lock:
             entry = self._entries.get(key >> 8)
             if entry is None or entry.rkey != key or not _inside(entry, address, nbytes):
                 return None
             if isinstance(entry, FakeWindow):
-                return entry.memory if entry.owner == queue else None
-            return entry if entry.access & _device.REMOTE_READ else None
+                return entry.memory if entry.owner == queue and entry.access & right else None
+            return entry if entry.access & right else None
 
     def bind(
-        self, window: FakeWindow, memory: FakeRegistration, address: int, nbytes: int, queue: int
+        self, window: FakeWindow, memory: FakeRegistration, address: int, nbytes: int, queue: int, access: int
     ) -> bool:
         """Binds a fresh window; False where that is not allowed."""
         with self.lock:
@@ -130,8 +151,11 @@ class Table:
                 return False
             if self._entries.get(memory.rkey >> 8) is not memory or not memory.access & _device.BIND:
                 return False
+            if access & _device.REMOTE_WRITE and not memory.access & _device.LOCAL_WRITE:
+                return False
             if not _inside(memory, address, nbytes):
                 return False
+            window.access = access
             window.memory, window.address, window.nbytes, window.owner = memory, address, nbytes, queue
             window.rkey = next_key(window.rkey)
             return True

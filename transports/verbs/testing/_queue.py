@@ -8,10 +8,7 @@ import errno
 import socket
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from hawk.transports._threads import shut
 from hawk.transports.verbs import _abi, _device
@@ -19,60 +16,38 @@ from hawk.transports.verbs._device import Completion, Path, VerbsError
 from hawk.transports.verbs.testing import _wire
 from hawk.transports.verbs.testing._faults import refused
 from hawk.transports.verbs.testing._memory import FakeRegistration, FakeWindow, next_key
+from hawk.transports.verbs.testing._requests import Bind, Invalidate, Read, Write, parse
 
 if TYPE_CHECKING:
     from hawk.transports.verbs._abi import Batch
     from hawk.transports.verbs._device import Registration, Window
     from hawk.transports.verbs.testing._completions import FakeCompletions
     from hawk.transports.verbs.testing._driver import FakeDevice
+    from hawk.transports.verbs.testing._requests import Request
 
 RESET, RTS, ERR, DEAD = "reset", "ready to send", "error", "destroyed"
 
 _REACH = 5.0
 """Seconds that a responder may stay silent before retries count as exceeded."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    wr_id: int
-    signalled: bool
-    address: int
-    key: int
-    pieces: tuple[tuple[int, int, int], ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(nbytes for _, nbytes, _ in self.pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bind:
-    wr_id: int
-    window: FakeWindow
-    memory: FakeRegistration
-    address: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Invalidate:
-    wr_id: int
-    key: int
-
-
-_Work = _Read | _Bind | _Invalidate
+_NOT_READY = 0.5
+"""Seconds that immediate data wait for a receive."""
 
 
 class FakeQueue:
     """See `Queue`."""
 
-    def __init__(self, device: FakeDevice, completions: FakeCompletions, depth: int, sge: int) -> None:
+    def __init__(
+        self, device: FakeDevice, completions: FakeCompletions, depth: int, sge: int, receives: int
+    ) -> None:
         self._device = device
         self._completions = completions
         self._depth = depth
         self._sge = sge
+        self._most_receives = receives
+        self._receives = 0
         self._changed = threading.Condition()
-        self._work: deque[_Work] = deque()
+        self._work: deque[Request] = deque()
         self._slots: deque[int] = deque()
         self._thread: threading.Thread | None = None
         self._sock: socket.socket | None = None
@@ -102,39 +77,42 @@ class FakeQueue:
         wanted = [int(batch.wr.ctypes.data) + (i + 1) * _abi.SEND_WR.itemsize for i in range(len(batch) - 1)]
         if batch.wr["next"].tolist() != [*wanted, 0]:
             raise refused("ibv_post_send: the chain leads elsewhere")
-        self._add([self._parse(row) for row in batch.wr])
-
-    def _parse(self, row: np.void) -> _Read:
-        count = int(row["num_sge"])
-        if int(row["opcode"]) != _abi.READ or not 0 < count <= self._sge:
-            raise refused("ibv_post_send")
-        raw = ctypes.string_at(int(row["sg_list"]), count * _abi.SGE.itemsize)
-        pieces = tuple((int(a), int(n), int(k)) for a, n, k in np.frombuffer(raw, _abi.SGE).tolist())
-        work = _Read(
-            int(row["wr_id"]),
-            bool(int(row["flags"]) & _abi.SIGNALED),
-            int(row["remote_addr"]),
-            int(row["rkey"]),
-            pieces,
-        )
         assert self.path is not None
-        if work.nbytes > self._device.port_of(self.path.port).max_message:
-            raise refused("ibv_post_send: longer than a message may be")
-        return work
+        longest = self._device.port_of(self.path.port).max_message
+        self._add([parse(row, self._sge, longest) for row in batch.wr])
 
-    def bind(self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int) -> int:
+    def receive(self, count: int) -> None:
+        """See `Queue.receive`."""
+        with self._changed:
+            if self.state not in (RTS, ERR):
+                raise refused("ibv_post_recv")
+            if self._receives + count > self._most_receives:
+                raise VerbsError(errno.ENOMEM, "ibv_post_recv")
+            self._receives += count
+            if self.state == ERR:
+                self._flush_receives()
+            self._changed.notify_all()
+
+    def _flush_receives(self) -> None:
+        while self._receives:
+            self._receives -= 1
+            self._completions.push(Completion(_device.RECEIVED, _device.FLUSHED), self._polled)
+
+    def bind(
+        self, wr_id: int, window: Window, memory: Registration, address: int, nbytes: int, access: int
+    ) -> int:
         """See `Queue.bind`."""
         assert isinstance(window, FakeWindow)
         assert isinstance(memory, FakeRegistration)
         key = next_key(window.rkey)
-        self._add([_Bind(wr_id, window, memory, address, nbytes)])
+        self._add([Bind(wr_id, window, memory, address, nbytes, access)])
         return key
 
     def invalidate(self, wr_id: int, key: int) -> None:
         """See `Queue.invalidate`."""
-        self._add([_Invalidate(wr_id, key)])
+        self._add([Invalidate(wr_id, key)])
 
-    def _add(self, work: list[_Read] | list[_Bind] | list[_Invalidate]) -> None:
+    def _add(self, work: list[Read] | list[Bind] | list[Invalidate]) -> None:
         with self._changed:
             if self.state not in (RTS, ERR):
                 raise refused("ibv_post_send")
@@ -163,6 +141,8 @@ class FakeQueue:
         with self._device.table.lock, self._changed:
             if self.state != DEAD and not (state == ERR and self.state == RESET):
                 self.state = state
+            if self.state == ERR:
+                self._flush_receives()
             if self._sock is not None:
                 shut(self._sock)
             for sock in self.inbound:
@@ -173,12 +153,14 @@ class FakeQueue:
 
     def _polled(self, wr_id: int) -> None:
         """A completion was taken: its slot is free, and those of all requests before it."""
+        if wr_id == _device.RECEIVED:
+            return
         with self._changed:
             while self._slots and self._slots.popleft() != wr_id:
                 pass
 
-    def _done(self, work: _Work, status: int) -> None:
-        signalled = not isinstance(work, _Read) or work.signalled
+    def _done(self, work: Request, status: int) -> None:
+        signalled = not isinstance(work, Read) or work.signalled
         if status != _device.SUCCESS:
             self._become(ERR)
         if (signalled or status != _device.SUCCESS) and not self._completions.push(
@@ -197,37 +179,40 @@ class FakeQueue:
                         return
                     taken = [self._work.popleft()]
                     while (
-                        isinstance(taken[0], _Read)
+                        type(taken[0]) is Read
                         and self._work
-                        and isinstance(self._work[0], _Read)
+                        and type(self._work[0]) is Read
                         and len(taken) < self.path.reads_out
                     ):
                         taken.append(self._work.popleft())
-                if isinstance(taken[0], _Read):
-                    self._read([each for each in taken if isinstance(each, _Read)])
+                if isinstance(taken[0], Write):
+                    self._done(taken[0], self._write(taken[0]))
+                elif isinstance(taken[0], Read):
+                    self._read([each for each in taken if isinstance(each, Read)])
                 else:
                     self._done(taken[0], self._local(taken[0]))
         finally:
             if self._sock is not None:
                 self._sock.close()
 
-    def _local(self, work: _Bind | _Invalidate) -> int:
+    def _local(self, work: Bind | Invalidate) -> int:
         if self.state != RTS:
             return _device.FLUSHED
         table = self._device.table
-        if isinstance(work, _Bind):
-            bound = table.bind(work.window, work.memory, work.address, work.nbytes, self.number)
+        if isinstance(work, Bind):
+            bound = table.bind(work.window, work.memory, work.address, work.nbytes, self.number, work.access)
             return _device.SUCCESS if bound else _device.BIND_ERROR
         return _device.SUCCESS if table.invalidate(work.key, self.number) else _device.LOC_QP_OP
 
-    def _read(self, reads: list[_Read]) -> None:
+    def _read(self, reads: list[Read]) -> None:
         """Asks for all of these at once, and takes the answers in order."""
         status = _device.SUCCESS if self.state == RTS else _device.FLUSHED
         if status == _device.SUCCESS:
             try:
                 sock = self._reach()
                 requests = [
-                    _wire.REQUEST.pack(r.address, r.nbytes, r.key, i + 1) for i, r in enumerate(reads)
+                    _wire.REQUEST.pack(_abi.READ, r.address, r.nbytes, r.key, i + 1)
+                    for i, r in enumerate(reads)
                 ]
                 sock.sendall(b"".join(requests))
             except OSError:
@@ -241,6 +226,23 @@ class FakeQueue:
             self._done(work, status)
             if status != _device.SUCCESS:
                 status = _device.FLUSHED
+
+    def _write(self, work: Write) -> int:
+        """Gathers and sends one WRITE, and waits until it is acknowledged."""
+        if self.state != RTS:
+            return _device.FLUSHED
+        data = [self._device.table.local_read(key, address, nbytes) for address, nbytes, key in work.pieces]
+        if None in data:
+            return _device.LOC_PROT
+        head = _wire.REQUEST.pack(work.opcode, work.address, work.nbytes, work.key, work.immediate)
+        answer = bytearray(_wire.PIECE.size)
+        try:
+            sock = self._reach()
+            sock.sendall(head + b"".join(filter(None, data)))
+            _wire.receive(sock, memoryview(answer))
+        except OSError:
+            return self._lost()
+        return int(_wire.PIECE.unpack(answer)[0]) if self.state == RTS else _device.FLUSHED
 
     def _lost(self) -> int:
         return _device.RETRY_EXCEEDED if self.state == RTS else _device.FLUSHED
@@ -262,7 +264,7 @@ class FakeQueue:
             sock.sendall(_wire.CONNECT.pack(self.path.peer_number, self.number, self.path.psn, mine))
         return self._sock
 
-    def _place(self, work: _Read) -> int:
+    def _place(self, work: Read) -> int:
         """Takes the answer to one READ and scatters it."""
         sock, faults = self._sock, self._device.faults
         assert sock is not None
@@ -288,7 +290,7 @@ class FakeQueue:
             done += nbytes
         return _device.SUCCESS
 
-    def _scatter(self, work: _Read, done: int, nbytes: int) -> list[memoryview | None]:
+    def _scatter(self, work: Read, done: int, nbytes: int) -> list[memoryview | None]:
         """Where bytes `[done, done + nbytes)` of a READ go; None for a piece that its key does not allow."""
         found: list[memoryview | None] = []
         begin, end, at = done, done + nbytes, 0
@@ -307,13 +309,24 @@ class FakeQueue:
     # -- the responder -------------------------------------------------------------------------------------------
 
     def respond(self, sock: socket.socket) -> None:
-        """Answers the READs of a connection until it ends, or breaks the rules."""
+        """Answers the READs and WRITEs of a connection until it ends, or breaks the rules."""
         header = bytearray(_wire.REQUEST.size)
         assert self.path is not None
         while True:
             _wire.receive(sock, memoryview(header))
-            address, nbytes, key, outstanding = _wire.REQUEST.unpack(header)
-            if outstanding > self.path.reads_in or nbytes == 0:
+            opcode, address, nbytes, key, number = _wire.REQUEST.unpack(header)
+            right = _device.REMOTE_READ if opcode == _abi.READ else _device.REMOTE_WRITE
+            if not self.path.access & right:
+                self._refuse(sock, _device.REM_INVALID)
+                return
+            if opcode != _abi.READ:
+                status = self._take(sock, address, nbytes, key, number if opcode == _abi.WRITE_IMM else None)
+                if status != _device.SUCCESS:
+                    self._refuse(sock, status)
+                    return
+                sock.sendall(_wire.PIECE.pack(status, 0))
+                continue
+            if number > self.path.reads_in or nbytes == 0:
                 self._refuse(sock, _device.REM_INVALID)
                 return
             for at in range(0, nbytes, _wire.PIECE_BYTES):
@@ -322,13 +335,42 @@ class FakeQueue:
                     if self.state != RTS:
                         return
                     # The whole range is checked first, as with the first packet of a READ.
-                    allowed = at > 0 or self._device.table.covers(key, address, nbytes, self.number)
+                    allowed = at > 0 or self._device.table.covers(key, address, nbytes, self.number, right)
                     data = self._device.table.read(key, address + at, part, self.number) if allowed else None
                 if data is None:
                     self._refuse(sock, _device.REM_ACCESS)
                     return
                 sock.sendall(_wire.PIECE.pack(_device.SUCCESS, part))
                 sock.sendall(data)
+
+    def _take(self, sock: socket.socket, address: int, nbytes: int, key: int, immediate: int | None) -> int:
+        """Places the bytes of one WRITE, and says its immediate datum to who posted a receive; what became of it."""
+        table, faults = self._device.table, self._device.faults
+        if nbytes and not table.covers(key, address, nbytes, self.number, _device.REMOTE_WRITE):
+            return _device.REM_ACCESS
+        if faults.cut:
+            raise ConnectionResetError("cut")
+        for at in range(0, nbytes, _wire.PIECE_BYTES):
+            part = bytearray(min(nbytes - at, _wire.PIECE_BYTES))
+            _wire.receive(sock, memoryview(part))
+            if faults.on_step is not None:
+                faults.on_step(at)
+            with table.lock:
+                if self.state != RTS:
+                    raise ConnectionAbortedError("stopped")
+                if not table.write(key, address + at, part, self.number):
+                    return _device.REM_ACCESS
+        if immediate is None:
+            return _device.SUCCESS
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._receives or self.state != RTS, _NOT_READY):
+                faults.starved += 1
+                return _device.RNR_EXCEEDED
+            if self.state != RTS:
+                raise ConnectionAbortedError("stopped")
+            self._receives -= 1
+            done = Completion(_device.RECEIVED, _device.SUCCESS, immediate)
+            return _device.SUCCESS if self._completions.push(done, self._polled) else _device.REM_OP
 
     def _refuse(self, sock: socket.socket, status: int) -> None:
         with contextlib.suppress(OSError):

@@ -1,8 +1,10 @@
 """What fake devices say to each other over a Unix socket, little-endian.
 
-reader -> responder   connect   queue pair number, its own number, packet number
-reader -> responder   request   address, length, key, READs outstanding with this one
-responder -> reader   piece     status, length, then that many bytes; one or more until the request's length is there
+initiator -> responder   connect   queue pair number, its own number, packet number
+initiator -> responder   request   opcode, address, length, key, and READs outstanding with this one, or immediate data;
+                                   the bytes of a WRITE follow
+responder -> initiator   piece     of a READ: status, length, then that many bytes; one or more until all are there
+responder -> initiator   piece     of a WRITE: status, 0
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     import socket
 
 CONNECT = struct.Struct("<III16s")
-REQUEST = struct.Struct("<QIII")
+REQUEST = struct.Struct("<IQIII")
 PIECE = struct.Struct("<II")
 
 PIECE_BYTES = 256 << 10

@@ -1,0 +1,36 @@
+"""What all parts of one transport that was started share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hawk.transports.verbs._choose import Chosen
+    from hawk.transports.verbs._config import VerbsConfig
+    from hawk.transports.verbs._register import Registrations
+    from hawk.transports.verbs._windows import WindowPool
+    from hawk.transports.verbs._worker import Worker
+
+BROKEN, PULLED, PUSHED = "queue-pair-broken", "read-pulled", "read-pushed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """See the module.
+
+    ports          what is used, in the order in which peers count them
+    registrations  of memory here, with every device
+    pools          windows by the id of a port's device; empty where memory is opened by registrations
+    counts         what happened how often, by the names above
+    """
+
+    config: VerbsConfig
+    ports: Sequence[Chosen]
+    worker: Worker
+    registrations: Registrations
+    pools: Mapping[int, WindowPool]
+    counts: Counter[str] = field(default_factory=lambda: Counter({BROKEN: 0, PULLED: 0, PUSHED: 0}))
