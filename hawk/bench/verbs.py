@@ -172,10 +172,12 @@ def _pushed(segments: Segments, places: Places) -> list[Batch]:
     """The writer's batches for a read that is pushed, and what it takes to ask for them."""
     step = int(places.begin[1])
     regions = [Region("bench", np.zeros(step, np.uint8)) for _ in places.begin]
-    registered = [Registered(np.zeros(1, np.int64), np.full(1, at), ((),)) for at in places.address.tolist()]
+    registered = [
+        Registered(np.zeros(1, np.int64), np.full(1, at), ((),), (-1,)) for at in places.address.tolist()
+    ]
     wanted = plan(segments, regions, registered, VerbsConfig(direction="push"))
     assert wanted is not None
-    arena = Registered(np.zeros(1, np.int64), np.full(1, 1 << 41), ((),))
+    arena = Registered(np.zeros(1, np.int64), np.full(1, 1 << 41), ((),), (-1,))
     shape = dataclasses.replace(_SHAPE, opcode=_abi.WRITE)
     keys = [[0] * len(wanted.parts)]
     made = []

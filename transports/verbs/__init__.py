@@ -32,6 +32,7 @@ from hawk.transports.verbs._choose import ip_of, open_ports
 from hawk.transports.verbs._config import VerbsConfig
 from hawk.transports.verbs._device import VerbsError
 from hawk.transports.verbs._link import VerbsLink
+from hawk.transports.verbs._numa import Distances
 from hawk.transports.verbs._pyverbs import PyverbsDriver
 from hawk.transports.verbs._register import Registrations
 from hawk.transports.verbs._server import Server
@@ -100,7 +101,9 @@ class VerbsTransport(Transport):
             await worker.call(self._open_ports, driver)
             devices = list({id(p.device): p.device for p in self._ports}.values())
             self._check_ports()
-            self._registrations = Registrations([p.device for p in self._ports], worker, self.config.slice)
+            self._registrations = Registrations(
+                [p.device for p in self._ports], worker, self.config.slice, self.config.nodes
+            )
             self._host = self.config.host or self._host_of_gid()
             rate = sum(p.port.rate for p in self._ports)
             self.capabilities = Capabilities(
@@ -111,7 +114,9 @@ class VerbsTransport(Transport):
             )
             windows = self.config.windows == "auto" and all(d.limits.windows for d in devices)
             pools = {id(d): WindowPool(d, worker) for d in devices} if windows else {}
-            self._shared = Shared(self.config, self._ports, worker, self._registrations, pools)
+            self._shared = Shared(
+                self.config, self._ports, worker, self._registrations, pools, Distances.read()
+            )
             server = Server(self._shared, self._grants, self._token)
             self._server = server
             await server.start(self._host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import socket
 from dataclasses import dataclass
@@ -25,11 +26,12 @@ _NO_GID = GidEntry(0, bytes(16), "")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One port to use, with its device opened."""
+    """One port to use, with its device opened; `node` is the NUMA node that the device is on, -1 if unknown."""
 
     device: Device
     port: Port
     gid: GidEntry
+    node: int = -1
 
 
 def is_local(address: str) -> bool:
@@ -101,7 +103,7 @@ def choose_gid(
 def open_ports(
     driver: Driver, names: Sequence[str], gid_index: int = -1, local: Callable[[str], bool] = is_local
 ) -> list[Chosen]:
-    """The ports to use, opened: those that `names` says ("NAME" or "NAME:PORT"), else the fastest active one.
+    """The ports to use, opened: those that `names` says ("NAME" or "NAME:PORT", "@NODE"), else the fastest active one.
 
     Of equally fast ports the first in the order of the driver's names counts.  Without `names` what cannot be opened
     is passed over: a container has often been given one device of several that it sees.
@@ -116,17 +118,20 @@ def open_ports(
     failed: VerbsError | None = None
     try:
         for wanted in names or there:
-            name, _, number = wanted.partition(":")
-            if name not in there or (number and not number.isdecimal()):
+            plain, at, node = wanted.partition("@")
+            name, _, number = plain.partition(":")
+            if name not in there or (number and not number.isdecimal()) or (at and not node.isdecimal()):
                 raise InvalidArgument(
                     "no such RDMA device",
                     field="transport.verbs.devices",
                     got=repr(wanted),
-                    expected="NAME or NAME:PORT of " + (", ".join(there) or "none at all"),
+                    expected="NAME or NAME:PORT, with @NODE or without, of "
+                    + (", ".join(there) or "none at all"),
                 )
             try:
                 device = opened.get(name) or opened.setdefault(name, driver.open(name))
-                chosen.append(_look(device, int(number) if number else 0, gid_index, local))
+                found = _look(device, int(number) if number else 0, gid_index, local)
+                chosen.append(dataclasses.replace(found, node=int(node)) if node else found)
             except (NotViable, VerbsError) as error:
                 if names:
                     raise
@@ -167,7 +172,7 @@ def _look(device: Device, number: int, gid_index: int, local: Callable[[str], bo
         gid=str(ipaddress.IPv6Address(gid.gid)),
         reason=why,
     )
-    return Chosen(device, port, gid)
+    return Chosen(device, port, gid, port.numa)
 
 
 def _port(device: Device, number: int) -> Port:

@@ -13,7 +13,11 @@ from hawk.transports import _checks
 class VerbsConfig:
     """Settings of the verbs transport; sizes in bytes, durations in seconds.
 
-    devices            devices to use, as "NAME" or "NAME:PORT"; none: the fastest active port, by rule
+    devices            devices to use, as "NAME" or "NAME:PORT", with "@NODE" behind where the kernel does not know the
+                       NUMA node that one is on; none: the fastest active port, by rule
+    near               whether batches go by devices near to their memory: "prefer": the others take what these have no
+                       room for; "only": the others while these are broken; "any": all alike
+    memory_nodes       NUMA nodes of memories whose pages do not tell theirs, a GPU's for instance, as "NAME=NODE"
     gid_index          entry of the GID table; -1: by rule
     host               address to listen on for handshakes; "": that of the chosen GID
     port               port to listen on; 0 lets the system choose
@@ -41,6 +45,8 @@ class VerbsConfig:
     """
 
     devices: tuple[str, ...] = ()
+    near: Literal["prefer", "only", "any"] = "prefer"
+    memory_nodes: tuple[str, ...] = ()
     gid_index: int = -1
     host: str = ""
     port: int = 0
@@ -93,7 +99,11 @@ class VerbsConfig:
                 got=repr(self.spin),
                 expected="0 to 0.01 seconds",
             )
-        for name, choices in (("windows", ("auto", "off")), ("direction", ("pull", "push", "auto"))):
+        for name, choices in (
+            ("windows", ("auto", "off")),
+            ("direction", ("pull", "push", "auto")),
+            ("near", ("prefer", "only", "any")),
+        ):
             if getattr(self, name) not in choices:
                 raise InvalidArgument(
                     "no such choice",
@@ -101,12 +111,25 @@ class VerbsConfig:
                     got=repr(getattr(self, name)),
                     expected=" or ".join(choices),
                 )
+        for entry in self.memory_nodes:
+            if not (found := entry.partition("="))[0] or not found[2].isdecimal():
+                raise InvalidArgument(
+                    "not a memory's node",
+                    field="transport.verbs.memory_nodes",
+                    got=repr(entry),
+                    expected='"NAME=NODE", for instance "npu0=1"',
+                )
         if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
             raise InvalidArgument(
                 "peers need an address to connect to",
                 field="transport.verbs.advertise",
                 expected=f"a host name or address of this machine, since transport.verbs.host is {self.host}",
             )
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """`memory_nodes` by name."""
+        return {name: int(node) for name, _, node in (entry.partition("=") for entry in self.memory_nodes)}
 
     @property
     def timeout_exponent(self) -> int:

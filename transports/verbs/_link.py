@@ -33,7 +33,7 @@ from hawk.transports.verbs._dialogue import Dialogue
 from hawk.transports.verbs._end import End
 from hawk.transports.verbs._inlet import Inlet
 from hawk.transports.verbs._shared import BROKEN, PULLED
-from hawk.transports.verbs._stripe import Stripe
+from hawk.transports.verbs._stripe import Stripe, best
 from hawk.transports.verbs._work import Flight, Reading, Work
 
 if TYPE_CHECKING:
@@ -62,11 +62,13 @@ class VerbsLink(Link):
         self._ports = ports = shared.ports
         self._registrations = shared.registrations
         self._worker = shared.worker
-        self._counts = shared.counts
+        self._counts, self._distances = shared.counts, shared.distances
         self._peer_ports = peer_ports
         self._name = name
         self.on_close: Callable[[VerbsLink], None] = lambda link: None
-        self._stripes = [Stripe(i, i % len(ports)) for i in range(config.queue_pairs)]
+        self._stripes = [
+            Stripe(i, i % len(ports), ports[i % len(ports)].node) for i in range(config.queue_pairs)
+        ]
         self._works: deque[Reading] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inlet = Inlet(shared, peer_ports) if pushes else None
@@ -285,7 +287,7 @@ class VerbsLink(Link):
             self._start(self._enter_again(work))
         up = [s for s in up if work.keys[s.index] is not None]
         elsewhere = [s for s in up if s.index != flight.avoid]
-        return min((s for s in elsewhere or up if s.fits(flight)), key=lambda s: s.flying, default=None)
+        return best(elsewhere or up, flight, self._config.near, self._distances)
 
     async def _enter_again(self, work: Reading) -> None:
         """Keys for queue pairs that were made since the read began."""

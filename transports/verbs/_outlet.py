@@ -19,7 +19,7 @@ from hawk.transports.verbs._abi import Shape
 from hawk.transports.verbs._device import VerbsError
 from hawk.transports.verbs._end import End
 from hawk.transports.verbs._shared import BROKEN
-from hawk.transports.verbs._stripe import Stripe
+from hawk.transports.verbs._stripe import Stripe, best
 from hawk.transports.verbs._work import Writing
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Outlet:
 
     async def add(self, facts: _wire.QueueFacts) -> _wire.QueueFacts:
         """One more queue pair, connected to the reader's.  Raises `VerbsError`."""
-        self._stripes.append(Stripe(len(self._stripes), facts.port))
+        self._stripes.append(Stripe(len(self._stripes), facts.port, self._server.ports[facts.port].node))
         self._renewing.append(asyncio.Lock())
         return await self._connect(self._stripes[-1], facts)
 
@@ -96,7 +96,7 @@ class Outlet:
                 stripe.break_()
             while stripe.end is not None:
                 await asyncio.wait(set(self._tasks))
-            stripe.device = facts.port
+            stripe.device, stripe.node = facts.port, self._server.ports[facts.port].node
             return await self._connect(stripe, facts)
 
     def _start(self, doing: Coroutine[None, None, None]) -> None:
@@ -223,7 +223,7 @@ class Outlet:
             return False
         flight = work.peek()
         if flight is not None:
-            stripe = min((s for s in wanted if s.fits(flight)), key=lambda s: s.flying, default=None)
+            stripe = best(wanted, flight, self._server.config.near, self._server.shared.distances)
             if stripe is None or not work.take():
                 return False
             stripe.post(flight, work)

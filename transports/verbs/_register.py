@@ -14,10 +14,11 @@ import numpy as np
 
 from hawk.errors import RegistrationFailed
 from hawk.observe.log import get as get_log
+from hawk.transports.verbs import _numa
 from hawk.transports.verbs._device import VerbsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,11 +39,13 @@ class Registered:
     start      offset in the region at which each slice begins, ascending, `int64[n]`
     address    what work requests call that byte, `int64[n]`
     slices     registrations of each device, in the order of the devices
+    nodes      NUMA node of each slice's first byte, -1 where unknown
     """
 
     start: I64
     address: I64
     slices: tuple[tuple[Registration, ...], ...]
+    nodes: tuple[int, ...]
 
     def keys(self, device: int) -> NDArray[np.uint32]:
         """Local keys of the slices for one device, `uint32[n]`."""
@@ -52,12 +55,13 @@ class Registered:
 def joined(registered: Sequence[Registered], begin: I64) -> Registered:
     """Several regions laid end to end, as one; region r begins at `begin[r]` in that line."""
     if not registered:
-        return Registered(np.zeros(0, np.int64), np.zeros(0, np.int64), ())
+        return Registered(np.zeros(0, np.int64), np.zeros(0, np.int64), (), ())
     devices = zip(*(r.slices for r in registered), strict=True)
     return Registered(
         start=np.concatenate([r.start + at for r, at in zip(registered, begin.tolist(), strict=True)]),
         address=np.concatenate([r.address for r in registered]),
         slices=tuple(tuple(slice_ for each in device for slice_ in each) for device in devices),
+        nodes=tuple(node for r in registered for node in r.nodes),
     )
 
 
@@ -77,8 +81,10 @@ def cut(region: Region, limit: int) -> list[tuple[int, int]]:
     ]
 
 
-def register(devices: Sequence[Device], region: Region, limit: int, access: int) -> Registered:
-    """Registers every slice with every device, or nothing.
+def register(
+    devices: Sequence[Device], region: Region, limit: int, access: int, node: int | None = None
+) -> Registered:
+    """Registers every slice with every device, or nothing; `node` is the NUMA node where settings say it.
 
     A region that has a dma-buf is registered by that; where the RDMA device or its driver knows none, by its address,
     which for memory of a device takes that device's peer-memory module.
@@ -88,20 +94,25 @@ def register(devices: Sequence[Device], region: Region, limit: int, access: int)
     slices = cut(region, min([limit, *(d.limits.max_mr_size for d in devices)]))
     way = "dma-buf" if region.dmabuf >= 0 else "address"
     try:
-        return _register(devices, region, slices, way, access)
+        return _register(devices, region, slices, way, access, node)
     except VerbsError as error:
         if way == "address":
             raise explain(error, region, "address", None) from error
         log.warning("no registration by dma-buf; trying by address", region=region.name, reason=str(error))
         first = error
     try:
-        return _register(devices, region, slices, "address", access)
+        return _register(devices, region, slices, "address", access, node)
     except VerbsError as error:
         raise explain(error, region, "address", first) from error
 
 
 def _register(
-    devices: Sequence[Device], region: Region, slices: list[tuple[int, int]], way: str, access: int
+    devices: Sequence[Device],
+    region: Region,
+    slices: list[tuple[int, int]],
+    way: str,
+    access: int,
+    node: int | None,
 ) -> Registered:
     made: list[list[Registration]] = []
     try:
@@ -120,7 +131,13 @@ def _register(
         start=np.asarray([at for at, _ in slices], np.int64),
         address=np.asarray([r.address for r in made[0]], np.int64),
         slices=tuple(tuple(each) for each in made),
+        nodes=tuple(_node(region, at) if node is None else node for at, _ in slices),
     )
+
+
+def _node(region: Region, at: int) -> int:
+    """Of pages of the host, which are there once they are registered; a device's are not asked for theirs."""
+    return _numa.UNKNOWN if region.gpu >= 0 else _numa.node_of(region.address + at)
 
 
 def close(registrations: Sequence[Registration]) -> None:
@@ -191,7 +208,10 @@ class Registrations:
     A region's array lives for as long as its memory does, so a new mapping at an old address is a new registration.
     """
 
-    def __init__(self, devices: Sequence[Device], worker: Worker, limit: int) -> None:
+    def __init__(
+        self, devices: Sequence[Device], worker: Worker, limit: int, nodes: Mapping[str, int] | None = None
+    ) -> None:
+        self._nodes = nodes or {}
         self._devices = devices
         self._worker = worker
         self._limit = limit
@@ -213,9 +233,10 @@ class Registrations:
             self._forget(key, known.array)  # gone already, and another array is where it was
             known = None
         if known is None:
+            node = self._nodes.get(region.name.partition("/")[0])
             array = weakref.ref(region.array, lambda ref: self._gone(key, ref))
             made = self._loop.create_task(
-                self._worker.call(register, self._devices, region, self._limit, access)
+                self._worker.call(register, self._devices, region, self._limit, access, node)
             )
             known = self._known[key] = _Known(array, made)
         try:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from hawk.transports.verbs._choose import Chosen
     from hawk.transports.verbs._config import VerbsConfig
+    from hawk.transports.verbs._numa import Distances
     from hawk.transports.verbs._register import Registrations
     from hawk.transports.verbs._windows import WindowPool
     from hawk.transports.verbs._worker import Worker
@@ -25,6 +26,7 @@ class Shared:
     ports          what is used, in the order in which peers count them
     registrations  of memory here, with every device
     pools          windows by the id of a port's device; empty where memory is opened by registrations
+    distances      between NUMA nodes
     counts         what happened how often, by the names above
     """
 
@@ -33,4 +35,5 @@ class Shared:
     worker: Worker
     registrations: Registrations
     pools: Mapping[int, WindowPool]
+    distances: Distances
     counts: Counter[str] = field(default_factory=lambda: Counter({BROKEN: 0, PULLED: 0, PUSHED: 0}))

@@ -15,6 +15,7 @@ from hawk.transports.verbs._device import (
     SUCCESS,
     VerbsError,
 )
+from hawk.transports.verbs._numa import UNKNOWN, Distances
 from hawk.transports.verbs._work import MOST_TRIES
 
 if TYPE_CHECKING:
@@ -36,14 +37,16 @@ class Stripe:
 
     index      its number in the link, and that of its keys
     device     index of the device that it is on
+    node       NUMA node of that device
     peer       number of the queue pair at the other end
     on_free    called when it can take more
     on_broken  called once for each queue pair that broke; what was under way stays so until `bury`
     """
 
-    def __init__(self, index: int, device: int) -> None:
+    def __init__(self, index: int, device: int, node: int = UNKNOWN) -> None:
         self.index = index
         self.device = device
+        self.node = node
         self.peer = 0
         self.end: End | None = None
         self.broken = False
@@ -141,6 +144,21 @@ class Stripe:
             if why is None and flight.tries >= MOST_TRIES:
                 why = TransferFailed("queue pairs broke under it again and again", tries=flight.tries)
             flight.work.lost(flight, why)
+
+
+def best(stripes: Sequence[Stripe], flight: Flight, near: str, distances: Distances) -> Stripe | None:
+    """Which of these, all in order, a batch goes to: of those that have room the nearest, and of these the idlest.
+
+    With `near` "only" none that is farther than another, with "any" the idlest wherever it is.
+    """
+
+    def far(stripe: Stripe) -> int:
+        return 0 if near == "any" else distances.of(stripe.node, flight.node)
+
+    if near == "only" and stripes:
+        nearest = min(map(far, stripes))
+        stripes = [s for s in stripes if far(s) == nearest]
+    return min((s for s in stripes if s.fits(flight)), key=lambda s: (far(s), s.flying), default=None)
 
 
 def _verdict(flight: Flight, status: int) -> HawkError | None:

@@ -11,6 +11,7 @@ import numpy as np
 from hawk.errors import AccessDenied, HawkError, TransferFailed
 from hawk.transports import _pieces
 from hawk.transports.verbs import _abi, _register
+from hawk.transports.verbs._numa import UNKNOWN
 from hawk.transports.verbs._wire import BadWire
 
 if TYPE_CHECKING:
@@ -30,13 +31,18 @@ _PIECE = 1 << 40
 
 
 class Flight:
-    """A batch that is posted or to be posted; `first` and `last` are its ids on the queue pair that it is on."""
+    """A batch that is posted or to be posted.
 
-    __slots__ = ("avoid", "batch", "first", "last", "tries", "work")
+    first, last  its ids on the queue pair that it is on
+    node         NUMA node of the memory here that it begins with
+    """
 
-    def __init__(self, work: Work, batch: Batch) -> None:
+    __slots__ = ("avoid", "batch", "first", "last", "node", "tries", "work")
+
+    def __init__(self, work: Work, batch: Batch, node: int = UNKNOWN) -> None:
         self.work = work
         self.batch = batch
+        self.node = node
         self.tries = 0
         self.avoid = -1
         self.first = self.last = 0
@@ -73,7 +79,7 @@ class Work:
     def _advance(self) -> None:
         assert self._batches is not None
         batch = next(self._batches, None)
-        self._next = None if batch is None else Flight(self, batch)
+        self._next = None if batch is None else Flight(self, batch, self._local.nodes[int(batch.mr[0])])
 
     @property
     def waiting(self) -> bool:

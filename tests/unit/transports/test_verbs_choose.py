@@ -104,7 +104,7 @@ def test_named_ports() -> None:
     assert chosen[0].device is chosen[1].device
     chosen[0].device.close()
     for names, error, text in (
-        (["c"], InvalidArgument, "NAME:PORT of a, b"),
+        (["c"], InvalidArgument, "NAME:PORT, with @NODE or without, of a, b"),
         (["a:7"], InvalidArgument, "no such port"),
         (["a", "b"], NotViable, "not active"),
     ):

@@ -162,7 +162,7 @@ class FakeDevice:
     def queue(self, completions: Completions, depth: int, sge: int, receives: int = 1) -> FakeQueue:
         """See `Device.queue`."""
         assert isinstance(completions, FakeCompletions)
-        self.faults.creating_queue()
+        self.faults.creating_queue(self.name)
         if not 0 < depth <= self.limits.max_send_wr or not 0 < sge <= self.limits.max_sge:
             raise VerbsError(errno.EINVAL, "ibv_create_qp")
         queue = FakeQueue(self, completions, depth, sge, receives)

@@ -20,6 +20,7 @@ class Faults:
     register       errno of the n-th registration from now (0 the next), by n; each counts once
     dmabuf         errno of every registration of a dma-buf, 0 where it works
     queue          errno of every new queue pair, 0 where it works
+    dead           names of devices that lose all packets and make no queue pairs
     cut            whether packets get lost: READs and WRITEs end with retries exceeded
     on_step        called by the thread that places bytes of a READ or WRITE, with those so far, before it does; it may
                    block
@@ -30,6 +31,7 @@ class Faults:
     register: dict[int, int] = field(default_factory=dict)
     dmabuf: int = 0
     queue: int = 0
+    dead: set[str] = field(default_factory=set)
     cut: bool = False
     starved: int = 0
     on_step: Callable[[int], None] | None = None
@@ -51,10 +53,14 @@ class Faults:
         if self.dmabuf:
             raise VerbsError(self.dmabuf, "ibv_reg_dmabuf_mr")
 
-    def creating_queue(self) -> None:
+    def creating_queue(self, device: str) -> None:
         """Raises what this queue pair is to fail with."""
-        if self.queue:
-            raise VerbsError(self.queue, "ibv_create_qp")
+        if self.queue or device in self.dead:
+            raise VerbsError(self.queue or errno.EIO, "ibv_create_qp")
+
+    def loses(self, device: str) -> bool:
+        """Whether this device's packets get lost."""
+        return self.cut or device in self.dead
 
 
 def refused(what: str) -> VerbsError:

@@ -249,7 +249,7 @@ class FakeQueue:
 
     def _reach(self) -> socket.socket:
         """The socket to the responder."""
-        if self._device.faults.cut:
+        if self._device.faults.loses(self._device.name):
             raise ConnectionResetError("cut")
         if self._sock is None:
             assert self.path is not None
@@ -271,7 +271,7 @@ class FakeQueue:
         head = bytearray(_wire.PIECE.size)
         done, total = 0, work.nbytes
         while done < total:
-            if faults.cut:
+            if faults.loses(self._device.name):
                 raise ConnectionResetError("cut")
             _wire.receive(sock, memoryview(head))
             status, nbytes = _wire.PIECE.unpack(head)
@@ -348,7 +348,7 @@ class FakeQueue:
         table, faults = self._device.table, self._device.faults
         if nbytes and not table.covers(key, address, nbytes, self.number, _device.REMOTE_WRITE):
             return _device.REM_ACCESS
-        if faults.cut:
+        if faults.loses(self._device.name):
             raise ConnectionResetError("cut")
         for at in range(0, nbytes, _wire.PIECE_BYTES):
             part = bytearray(min(nbytes - at, _wire.PIECE_BYTES))
