@@ -24,9 +24,11 @@ PATIENCE = 20.0
 
 @dataclass
 class FakeCuda(Sharing):
-    """`fail[(call, n)]` is what the n-th call of that name returns; `lost` answers every call with that number."""
+    """`apart`: pairs of devices that do not reach each other.
+    `fail[(call, n)]` is what the n-th call of that name returns; `lost` answers every call with that number."""
 
     devices: int = 1
+    apart: set[tuple[int, int]] = field(default_factory=set)
     attributes: dict[int, int] = field(
         default_factory=lambda: {
             Attribute.DMABUF: 1,
@@ -117,6 +119,7 @@ class FakeCuda(Sharing):
             "events": len(self.events),
             "opened": len(self.opened),
             "reserved": len(self.reserved),
+            "handles": len(self.handles),
         }
         return {name: count for name, count in found.items() if count}
 
@@ -198,6 +201,12 @@ class FakeCuda(Sharing):
     def device_name(self, device: int) -> str:
         return f"fake {device}"
 
+    def identity(self, device: int) -> str:
+        return f"{device + 0xFA4E:032x}"
+
+    def reaches(self, device: int, peer: int) -> bool:
+        return (device, peer) not in self.apart
+
     def attribute(self, device: int, which: int) -> int:
         self._call("attribute")
         return self.attributes.get(which, 0)
@@ -268,6 +277,13 @@ class FakeCuda(Sharing):
         number = self._number()
         self.events[number] = Event()
         return number
+
+    def timer(self) -> int:
+        return self.event()
+
+    def elapsed(self, begin: int, end: int) -> float:
+        assert min(self.events[end].done, self.events[begin].done) > 0, "not reached"
+        return 1e-3
 
     def drop_event(self, event: int) -> None:
         self._call("drop_event")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,15 +18,29 @@ if TYPE_CHECKING:
     from tests.fake_cuda import FakeCuda
 
 
+_MADE = "fake-physical"
+_FIXED = 0x10
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+
+
+def _map(address: int | None, nbytes: int, fd: int, flags: int) -> int:
+    size, access = ctypes.c_size_t(nbytes), mmap.PROT_READ | mmap.PROT_WRITE
+    at = _libc.mmap(ctypes.c_void_p(address), size, access, flags, fd, ctypes.c_long(0))
+    assert at != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    return at
+
+
 @dataclass
 class Block:
-    """An allocation, or a mapping of physical memory."""
+    """An allocation, or a mapping of physical memory: of a file, where `fd` is one."""
 
     array: np.ndarray
     device: int
     first: int
     nbytes: int
     kind: str = "plain"
+    fd: int = -1
 
 
 @dataclass
@@ -62,7 +78,19 @@ class Sharing:
         self._call("ipc_close")
         del self.opened[address]
 
-    # Physical memory: handles are arrays, and mapping one copies it to where it is mapped.
+    # Physical memory.  That of tests is arrays, which mapping copies; what was made by `create` is a file, which other
+    # processes see where they map it.
+
+    def create(self, nbytes: int, device: int) -> int:
+        self._call("create")
+        fd = os.memfd_create(_MADE)
+        os.ftruncate(fd, nbytes)
+        return self._handle(fd)
+
+    def _handle(self, memory: object) -> int:
+        number = self._number()
+        self.handles[number] = memory
+        return number
 
     def segments(self, sizes: list[int], device: int = 0) -> int:
         """Test memory in mappings that follow each other; its first address."""
@@ -79,45 +107,57 @@ class Sharing:
 
     def retain(self, address: int) -> int:
         self._call("retain")
-        number = self._number()
-        self.handles[number] = self._find(address).array
-        return number
+        block = self._find(address)
+        return self._handle(block.array if block.fd < 0 else os.dup(block.fd))
 
     def release(self, handle: int) -> None:
         self._call("release")
-        del self.handles[handle]
+        memory = self.handles.pop(handle)
+        if isinstance(memory, int):
+            os.close(memory)
 
     def export_fd(self, handle: int) -> int:
         self._call("export_fd")
+        if isinstance(self.handles[handle], int):
+            return os.dup(self.handles[handle])
         fd = os.memfd_create("physical")
         self.exported[fd] = self.handles[handle]
         return fd
 
     def import_fd(self, fd: int) -> int:
         self._call("import_fd")
-        number = self._number()
-        self.handles[number] = self.exported[fd]
-        return number
+        made = _MADE in os.readlink(f"/proc/self/fd/{fd}")
+        return self._handle(os.dup(fd) if made else self.exported[fd])
 
     def reserve(self, nbytes: int) -> int:
         self._call("reserve")
-        room = np.zeros(nbytes, np.uint8)
-        self.reserved[room.ctypes.data] = nbytes
-        self._reserved_room = room
-        return room.ctypes.data
+        at = _map(None, nbytes, -1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.reserved[at] = nbytes
+        return at
 
     def unreserve(self, address: int, nbytes: int) -> None:
         self._call("unreserve")
         assert self.reserved.pop(address) == nbytes
+        assert _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(nbytes)) == 0
 
     def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
         self._call("map")
-        self.at(address, nbytes)[:] = self.handles[handle]
+        memory = self.handles[handle]
+        if isinstance(memory, int):
+            _map(address, nbytes, memory, mmap.MAP_SHARED | _FIXED)
+            array = self.at(address, nbytes)
+            self.blocks[address] = Block(array, device, address, nbytes, "mapped", os.dup(memory))
+        else:
+            self.at(address, nbytes)[:] = memory
         self.opened[address] = 1
 
     def unmap(self, address: int, nbytes: int) -> None:
         self._call("unmap")
         del self.opened[address]
+        block = self.blocks.pop(address, None)
+        if block is not None:
+            os.close(block.fd)
+            _map(address, nbytes, -1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED)
 
 
 class FakeArray:
@@ -153,6 +193,22 @@ class Gate:
         with self._driver._lock:
             self._event.done = 1
             self._driver._lock.notify_all()
+
+
+class FakeRows:
+    """The kernel that copies rows, when the stream comes to it; put in `hawk.memory.cuda_rows.make`'s place."""
+
+    def __init__(self, driver: FakeCuda) -> None:
+        self._driver, self.launched = driver, 0
+
+    def launch(self, table: int, rows: int, stream: int) -> None:
+        def work() -> None:
+            words = self._driver.at(table, rows * 24).view(np.int64).reshape(rows, 3)
+            for source, target, nbytes in words.tolist():
+                ctypes.memmove(target, source, nbytes)
+
+        self.launched += 1
+        self._driver.put(stream, work)
 
 
 class Kernels:

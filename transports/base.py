@@ -30,6 +30,7 @@ class Capabilities:
     max_sge        pieces one work request may gather or scatter
     request_cost   seconds per work request, beyond the bytes
     bandwidth      bytes per second to expect, for choosing chunk sizes (not a promise)
+    into_gpus      reads land in memory of GPUs, too; others' go there by way of the host
     """
 
     can_fence: bool
@@ -37,6 +38,7 @@ class Capabilities:
     max_sge: int = 1024
     request_cost: float = 2e-6
     bandwidth: float = 4e9
+    into_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,14 @@ class Transport(ABC):
     @abstractmethod
     def serve(self, region: Region) -> None:
         """Makes `region` the one that grants refer to (one per instance: the arena)."""
+
+    @property
+    def shadow(self) -> Region | None:
+        """Memory of the transport's own, as large as the served region, that chunks lie in, at the same offsets.
+
+        None, as for most, where they are read from the served region itself.
+        """
+        return None
 
     @abstractmethod
     def grant(self, offset: int, nbytes: int) -> Grant:

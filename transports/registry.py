@@ -25,6 +25,7 @@ _BUILT_IN = {
     "tcp": ("hawk.transports.tcp", "TcpTransport"),
     "shm": ("hawk.transports.shm", "ShmTransport"),
     "verbs": ("hawk.transports.verbs", "VerbsTransport"),
+    "cuda": ("hawk.transports.cuda", "CudaTransport"),
 }
 
 

@@ -84,6 +84,12 @@ class Driver(Protocol):
     def device_name(self, device: int) -> str:
         """As the vendor calls it."""
 
+    def identity(self, device: int) -> str:
+        """What the device is called in every process that sees it, whatever number it has there."""
+
+    def reaches(self, device: int, peer: int) -> bool:
+        """Whether the device can read and write the memory of another one."""
+
     def attribute(self, device: int, which: int) -> int:
         """A number of `Attribute`; 0 where the driver is too old to know it."""
 
@@ -130,6 +136,12 @@ class Driver(Protocol):
     def event(self) -> int:
         """An event that nothing was recorded to."""
 
+    def timer(self) -> int:
+        """An event that tells when it was reached, see `elapsed`."""
+
+    def elapsed(self, begin: int, end: int) -> float:
+        """Seconds on the device between two timers that were reached."""
+
     def drop_event(self, event: int) -> None:
         """Gives it back; what waits for it already goes on waiting."""
 
@@ -175,6 +187,9 @@ class Driver(Protocol):
 
     def ipc_close(self, address: int) -> None:
         """Ends that."""
+
+    def create(self, nbytes: int, device: int) -> int:
+        """A handle of fresh physical memory of a device, which can be passed on as a descriptor."""
 
     def retain(self, address: int) -> int:
         """A handle of the physical memory mapped at an address."""

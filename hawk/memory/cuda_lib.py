@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from hawk.memory.cuda_driver import IPC_HANDLE_BYTES, POSIX_FD, CudaFault, Pointer
@@ -21,6 +21,7 @@ _LAZY_PEER_ACCESS = 1
 _DMABUF = 1
 _TO_OWNER = 100
 _READ_WRITE = 3
+_PINNED = _DEVICE = 1
 
 
 class _IpcHandle(ctypes.Structure):
@@ -35,6 +36,18 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", c_int))
 
 
+class _Physical(ctypes.Structure):
+    """CUmemAllocationProp: pinned memory of a device, its handles descriptors."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", _Location),
+        ("other_systems", c_void_p),
+        ("flags", c_ubyte * 8),
+    )
+
+
 _address, _handle = c_uint64, c_void_p
 _CALLS: dict[str, Sequence[Any]] = {
     "cuInit": (c_uint,),
@@ -42,6 +55,8 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDeviceGetUuid_v2": (c_char_p, c_int),
+    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(_handle), c_int),
     "cuCtxPushCurrent_v2": (_handle,),
     "cuCtxPopCurrent_v2": (POINTER(_handle),),
@@ -62,6 +77,7 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuEventRecord": (_handle, _handle),
     "cuEventQuery": (_handle,),
     "cuEventSynchronize": (_handle,),
+    "cuEventElapsedTime": (POINTER(c_float), _handle, _handle),
     "cuMemcpyDtoHAsync_v2": (c_void_p, _address, c_size_t, _handle),
     "cuMemcpyHtoDAsync_v2": (_address, c_void_p, c_size_t, _handle),
     "cuMemcpyAsync": (_address, _address, c_size_t, _handle),
@@ -71,6 +87,7 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuIpcGetMemHandle": (POINTER(_IpcHandle), _address),
     "cuIpcOpenMemHandle_v2": (POINTER(_address), _IpcHandle, c_uint),
     "cuIpcCloseMemHandle": (_address,),
+    "cuMemCreate": (POINTER(c_uint64), c_size_t, c_void_p, c_uint64),
     "cuMemRetainAllocationHandle": (POINTER(c_uint64), c_void_p),
     "cuMemRelease": (c_uint64,),
     "cuMemExportToShareableHandle": (c_void_p, c_uint64, c_int, c_uint64),
@@ -131,6 +148,15 @@ class LibCuda:
 
     def _device(self, device: int) -> int:
         return self._number("cuDeviceGet", device, kind=c_int)
+
+    def identity(self, device: int) -> str:
+        raw = ctypes.create_string_buffer(16)
+        self._call("cuDeviceGetUuid_v2", raw, self._device(device))
+        return raw.raw.hex()
+
+    def reaches(self, device: int, peer: int) -> bool:
+        one, other = self._device(device), self._device(peer)
+        return device == peer or bool(self._number("cuDeviceCanAccessPeer", one, other, kind=c_int))
 
     def attribute(self, device: int, which: int) -> int:
         try:
@@ -209,6 +235,14 @@ class LibCuda:
     def event(self) -> int:
         return self._number("cuEventCreate", _BLOCKING_SYNC | _NO_TIMING, kind=c_void_p)
 
+    def timer(self) -> int:
+        return self._number("cuEventCreate", _BLOCKING_SYNC, kind=c_void_p)
+
+    def elapsed(self, begin: int, end: int) -> float:
+        milliseconds = c_float()
+        self._call("cuEventElapsedTime", byref(milliseconds), begin, end)
+        return milliseconds.value * 1e-3
+
     def drop_event(self, event: int) -> None:
         self._call("cuEventDestroy_v2", event)
 
@@ -266,6 +300,10 @@ class LibCuda:
     def ipc_close(self, address: int) -> None:
         self._call("cuIpcCloseMemHandle", address)
 
+    def create(self, nbytes: int, device: int) -> int:
+        wanted = _Physical(_PINNED, POSIX_FD, _Location(_DEVICE, device))
+        return self._number("cuMemCreate", nbytes, byref(wanted), 0)
+
     def retain(self, address: int) -> int:
         return self._number("cuMemRetainAllocationHandle", address)
 
@@ -288,7 +326,7 @@ class LibCuda:
 
     def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
         self._call("cuMemMap", address, nbytes, 0, handle, 0)
-        access = _Access(_Location(1, device), _READ_WRITE)
+        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
         try:
             self._call("cuMemSetAccess", address, nbytes, byref(access), 1)
         except CudaFault:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hawk.errors import AccessDenied, PeerUnreachable
 from hawk.memory.shared import recv_fds
@@ -32,6 +32,12 @@ _MAX_ROWS = 1 << 18
 
 
 _SHUT_AGAIN = 0.02
+
+
+class Far(Protocol):
+    """The peer's arena, as this process sees it."""
+
+    nbytes: int
 
 
 class _Shared:
@@ -74,7 +80,7 @@ class ShmLane(Lane):
         self._config = config
         self._token = token
         self._shared = shared
-        self._mapping: Mapping | None = None
+        self._mapping: Far | None = None
         self._on_step = on_step
 
     def _connect(self, deadline: float) -> None:
@@ -135,14 +141,15 @@ class ShmLane(Lane):
         if not self._ask(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES)):
             raise AccessDenied("the key was revoked during the read", peer=self.peer)
 
-    def _copy(self, work: Work, piece: Piece, mapping: Mapping) -> None:
+    def _copy(self, work: Work, piece: Piece, far: Far) -> None:
+        assert isinstance(far, Mapping)
         copy = _copy.best()
         done = 0
         for step in _pieces.cut(piece, self._config.chunk, _MAX_ROWS):
             if self._interrupted:
                 return
             rows = _pieces.join(step)
-            copy(work.bases, rows.region, rows.local, mapping.address, rows.remote, rows.nbytes)
+            copy(work.bases, rows.region, rows.local, far.address, rows.remote, rows.nbytes)
             done += step.total
             self._on_step(done)
 

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hawk.errors import TransportError
 from hawk.folders import TemporaryFolder
@@ -22,6 +22,7 @@ from hawk.transports._threads import Crew
 from hawk.transports.shm import _wire
 
 if TYPE_CHECKING:
+    from hawk.memory.region import Region
     from hawk.transports._grants import GrantTable, Held
     from hawk.transports.shm._board import Board
     from hawk.transports.shm._config import ShmConfig
@@ -45,7 +46,12 @@ class _Guest:
 
 
 class Server:
-    """Listens on a Unix socket in a private folder.  Only `start` and `close` are for the event loop."""
+    """Listens on a Unix socket in a private folder.  Only `start` and `close` are for the event loop.
+
+    transport    whose server it is
+    """
+
+    transport: ClassVar[str] = "shm"
 
     def __init__(
         self, config: ShmConfig, grants: GrantTable, token: bytes, board: Board | None = None
@@ -77,7 +83,7 @@ class Server:
             if len(os.fsencode(self.path)) > _PATH_LIMIT:
                 raise TransportError(
                     "the path is too long for a Unix socket",
-                    field="shm.directory",
+                    field=f"{self.transport}.directory",
                     got=self.path,
                     expected=f"a folder whose path leaves the socket's at most {_PATH_LIMIT} bytes",
                 )
@@ -88,7 +94,7 @@ class Server:
             listener.listen(128)
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._listener = listener
-            self._crew.start("hawk-shm-serve", self._run)
+            self._crew.start(f"hawk-{self.transport}-serve", self._run)
         except (OSError, RuntimeError, TransportError) as error:
             if listener is not None:
                 listener.close()
@@ -96,7 +102,10 @@ class Server:
             if isinstance(error, TransportError):
                 raise
             raise TransportError(
-                "cannot listen", field="shm.directory", got=error, address=self.path or self._config.directory
+                "cannot listen",
+                field=f"{self.transport}.directory",
+                got=error,
+                address=self.path or self._config.directory,
             ) from error
 
     @property
@@ -108,7 +117,7 @@ class Server:
         if not self._config.directory:
             base = os.environ.get("XDG_RUNTIME_DIR", "")
             usable = bool(base) and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK)
-            self._own_folder = TemporaryFolder("hawk-shm-", base if usable else None)
+            self._own_folder = TemporaryFolder(f"hawk-{self.transport}-", base if usable else None)
             self._folder = self._own_folder.path
             return
         folder = Path(self._config.directory).absolute()
@@ -117,7 +126,7 @@ class Server:
         if info.st_uid != os.geteuid() or info.st_mode & 0o077:
             raise TransportError(
                 "the folder is not private",
-                field="shm.directory",
+                field=f"{self.transport}.directory",
                 got=f"owner {info.st_uid}, mode {info.st_mode & 0o777:04o}",
                 expected=f"owner {os.geteuid()}, mode 0700",
                 address=str(folder),
@@ -257,9 +266,11 @@ class Server:
         region = self._grants.region
         if region is None:
             return self._send(guest.sock, _wire.MAPPING.pack(_wire.EMPTY, 0, 0)) and False
-        return self._hand_over(
-            guest.sock, _wire.MAPPING.pack(_wire.OK, region.fd_offset, region.nbytes), region.fd
-        )
+        return self._show_arena(guest.sock, region)
+
+    def _show_arena(self, sock: socket.socket, region: Region) -> bool:
+        """Says where the arena is to be found; False where that could not be said."""
+        return self._hand_over(sock, _wire.MAPPING.pack(_wire.OK, region.fd_offset, region.nbytes), region.fd)
 
     def _show_board(self, guest: _Guest) -> bool:
         """Gives a reader the board and a page of its own; False where there is none for it."""

@@ -6,7 +6,7 @@ import asyncio
 
 from hawk.errors import AccessDenied, HawkError, InvalidArgument, PeerUnreachable, TransferFailed
 from hawk.memory.region import Segments
-from hawk.transports.testing._helpers import CANARY, FRESH, SharedArena, Targets
+from hawk.transports.testing._helpers import CANARY, FRESH, Targets
 from hawk.transports.testing._rig import LIMIT, ContractBase, on_a_loop, refused
 
 
@@ -166,7 +166,7 @@ class AccessContract(ContractBase):
 
     @on_a_loop
     async def test_what_is_no_endpoint_is_not_reachable(self) -> None:
-        transport, arena = self.make(), SharedArena(4096)
+        transport, arena = self.make(), self.arena(4096)
         await transport.start()
         try:
             transport.serve(arena.region)

@@ -14,7 +14,7 @@ import threading
 
 from hawk.errors import DeadlineExceeded, HawkError, PeerUnreachable, TransferFailed
 from hawk.memory.region import Segments
-from hawk.transports.testing._helpers import Gate, SharedArena, Targets, pattern
+from hawk.transports.testing._helpers import Gate, Targets, pattern
 from hawk.transports.testing._rig import LIMIT, ContractBase, Rig, on_a_loop, refused
 
 AFTER = 0x5A
@@ -251,7 +251,7 @@ def serve_in_child() -> None:
     contract: ContractBase = getattr(module, name)()
 
     async def serve() -> None:
-        transport, arena = contract.make(), SharedArena(int(nbytes))
+        transport, arena = contract.make(), contract.arena(int(nbytes))
         await transport.start()
         transport.serve(arena.region)
         grant = transport.grant(0, int(nbytes))

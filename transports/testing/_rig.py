@@ -81,6 +81,10 @@ class ContractBase:
         """A transport, not started."""
         raise NotImplementedError
 
+    def arena(self, nbytes: int) -> SharedArena:
+        """Memory to serve that holds `pattern(nbytes)` and that this process sees, or something that looks like it."""
+        return SharedArena(nbytes)
+
     def hold(self, reading: Transport, gate: Gate) -> bool:
         """Arranges that `gate` is called by whoever moves bytes, between chunks, on the reading side.
 
@@ -119,7 +123,7 @@ class ContractBase:
     @contextlib.asynccontextmanager
     async def rig(self, nbytes: int) -> AsyncIterator[Rig]:
         """A rig whose arena has `nbytes` of a pattern; everything is closed at the end."""
-        arena = SharedArena(nbytes)
+        arena = self.arena(nbytes)
         serving, reading = self.make(), self.make()
         try:
             await serving.start()

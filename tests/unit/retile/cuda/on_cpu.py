@@ -57,7 +57,9 @@ class Kernels:
         self.folder, self.change, self.known = Path(folder), change, {}
 
     def function(self, specs):
-        text = self.change(source.text(specs, HEADER)) + RUN
+        return self.compiled(self.change(source.text(specs, HEADER)) + RUN)
+
+    def compiled(self, text):
         if text not in self.known:
             name = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
             name.with_suffix(".c").write_text(text)

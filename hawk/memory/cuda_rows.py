@@ -1,0 +1,112 @@
+"""Many rows from addresses to addresses of GPUs: by a kernel where one can be had, else by the copy engines."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from hawk.errors import HawkMemoryError
+from hawk.memory.cuda_driver import STICKY, CudaFault
+from hawk.retile.cuda import copies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.memory.cuda import CudaDevice
+    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.region import I64
+
+LONG = 1 << 20
+"""Mean length of rows, bytes, from which copy engines take them one by one: they are faster then, and use no kernel."""
+
+
+class Kernel(Protocol):
+    """Copies the rows of a table; `hawk.retile.cuda.copies.CopyKernel` does."""
+
+    def launch(self, table: int, rows: int, stream: int) -> None:
+        """Starts it on a stream."""
+
+
+def kernel(device: CudaDevice) -> Kernel | None:
+    """The kernel of that GPU; None where there is nothing to compile it with."""
+    if device.number not in _kernels:
+        try:
+            _kernels[device.number] = make(device.number)
+        except Exception:  # noqa: BLE001 - whatever CuPy has: without it rows go one by one
+            _kernels[device.number] = None
+    return _kernels[device.number]
+
+
+make: Callable[[int], Kernel] = copies.CopyKernel
+_kernels: dict[int, Kernel | None] = {}
+
+
+class Rows:
+    """Puts copies of rows onto one stream.  For one thread.
+
+    most       rows of one call at most, after cutting (see `copies.table`)
+    kernels    whether a kernel may be used
+
+    The constructor and all methods want the device to be current.
+    """
+
+    def __init__(
+        self, device: CudaDevice, driver: Driver, stream: int, most: int, *, kernels: bool = True
+    ) -> None:
+        self._stream, self._most = stream, most
+        self._device = device
+        self._kernel = kernel(device) if kernels else None
+        self._host = self._there = 0
+        if self._kernel is not None:
+            nbytes = most * copies.COLUMNS * 8
+            self._host = driver.allocate_host(nbytes)
+            try:
+                self._there = driver.allocate(nbytes)
+            except BaseException:
+                driver.free_host(self._host)
+                raise
+            self._table = _words(self._host, most * copies.COLUMNS).reshape(most, copies.COLUMNS)
+
+    def put(self, driver: Driver, source: I64, target: I64, nbytes: I64) -> None:
+        """Puts copies of these rows, none empty, onto the stream; what the last call put there has been done by now."""
+        if self._kernel is None or int(nbytes.sum()) >= LONG * len(nbytes):
+            for to, at, n in zip(target.tolist(), source.tolist(), nbytes.tolist(), strict=True):
+                driver.across(to, at, n, self._stream)
+            return
+        rows = copies.table(source, target, nbytes)
+        assert len(rows) <= self._most
+        self._table[: len(rows)] = rows
+        driver.to_device(self._there, self._host, rows.nbytes, self._stream)
+        try:
+            self._kernel.launch(self._there, len(rows), self._stream)
+        except CudaFault:
+            raise
+        except Exception as error:
+            code = getattr(error, "status", None)
+            if code in STICKY:
+                raise self._device.lose(error) from error
+            raise HawkMemoryError(
+                "a kernel cannot be started", field=f"cuda:{self._device.number}", got=error
+            ) from error
+
+    def close(self, driver: Driver) -> None:
+        """Gives its tables back."""
+        host, there, self._host, self._there = self._host, self._there, 0, 0
+        with contextlib.suppress(CudaFault):
+            if host:
+                driver.free_host(host)
+            if there:
+                driver.free(there)
+
+
+def most_rows(nbytes: int, rows: int) -> int:
+    """Rows that a call makes at most of so many rows with so many bytes together."""
+    return rows + nbytes // copies.LONGEST
+
+
+def _words(address: int, count: int) -> I64:
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))

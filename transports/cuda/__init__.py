@@ -1,0 +1,227 @@
+"""Between GPUs of one host: chunks lie in the memory of the sender's GPU, and the reader's copies them into its own.
+
+The server's arena is physical memory of a GPU that is passed on by descriptor: a reader maps it, once for each GPU that
+it copies to, and copies over NVLink, or whatever the GPUs have between them.  Long runs of bytes are taken by the copy
+engines, short ones by a kernel, a table of them at a time, both on streams of the reader's own, and a thread waits for
+the event behind them.  Who may read what, and whether it stood until the end, is asked as in shm.
+
+What it trusts: processes of the same user, as shm does, and more, for memory of a GPU cannot be passed on to be read
+only: one that was let in can read and write all of the arena, for as long as it likes.  So `revoke` says True once
+every reader has left or died, and False if one did not within the grace.  A peer that dies takes nothing away under a
+copy: its memory stays until nobody has it mapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING, ClassVar
+
+from hawk.errors import HawkMemoryError, InvalidArgument, MissingDependency, NotViable, PeerUnreachable
+from hawk.memory import cuda_driver
+from hawk.memory.cuda import CudaDevice, device
+from hawk.memory.cuda_driver import CudaFault
+from hawk.memory.cuda_shared import SharedDeviceMemory
+from hawk.transports import _checks, _machine
+from hawk.transports._grants import GrantTable
+from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
+from hawk.transports.cuda._client import CudaLink
+from hawk.transports.cuda._config import CudaConfig
+from hawk.transports.cuda._pace import Pace
+from hawk.transports.cuda._server import CudaServer
+from hawk.transports.shm import _wire as _doors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hawk.memory.region import Region
+
+__all__ = ["CudaConfig", "CudaTransport"]
+
+_REMEDY = (
+    "GPUs reach each other over NVLink, or below one PCIe switch where the host's isolation of devices (ACS, IOMMU) "
+    "leaves them to; name another transport behind this one in transport.prefer"
+)
+
+
+class CudaTransport(Transport):
+    """See the module.
+
+    `on_step(done)`, where set, is called by a copying thread after every chunk, with the bytes of its piece so
+    far.  It may block, which holds the read there; for tests.
+    """
+
+    name: ClassVar[str] = "cuda"
+    Config: ClassVar[type[CudaConfig]] = CudaConfig
+
+    def __init__(self, config: CudaConfig | None = None) -> None:
+        self.config = config or CudaConfig()
+        self.capabilities = Capabilities(
+            can_fence=False,
+            same_host=True,
+            max_sge=1 << 18,
+            request_cost=1e-7,
+            bandwidth=self.config.pace or 2e11,
+            into_gpus=True,
+        )
+        self.on_step: Callable[[int], None] | None = None
+        self._grants = GrantTable()
+        self._token = secrets.token_bytes(_doors.TOKEN_BYTES)
+        self._pace = Pace(self.config.pace) if self.config.pace else None
+        self._server: CudaServer | None = None
+        self._links: set[CudaLink] = set()
+        self._device: CudaDevice | None = None
+        self._identity = ""
+        self._arena: SharedDeviceMemory | None = None
+        self._known: dict[str, tuple[int, bool]] = {}
+        """GPUs that this process sees: their numbers, and whether ours reaches them."""
+
+    @classmethod
+    def probe(cls) -> Viability:
+        """A driver, and a GPU that it drives."""
+        try:
+            count = cuda_driver.load().device_count()
+        except MissingDependency as error:
+            return Viability(False, str(error))
+        except CudaFault as fault:
+            return Viability(False, f"the CUDA driver does not answer: {fault}")
+        return Viability(count > 0, "" if count else "the CUDA driver finds no GPU")
+
+    async def start(self) -> None:
+        """Starts the driver and listens on a Unix socket.  Raises `NotViable` without the GPU, `TransportError`."""
+        if self._server is not None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._find)
+        except (MissingDependency, InvalidArgument, HawkMemoryError) as error:
+            raise NotViable("cuda cannot be used here", got=error) from error
+        server = CudaServer(self.config, self._grants, self._token)  # type: ignore[arg-type]
+        server.start()
+        self._server = server
+
+    def _find(self) -> None:
+        own = device(self.config.gpu, field="transport.cuda.gpu")
+        with own.current() as driver:
+            for number in range(driver.device_count()):
+                reached = driver.reaches(own.number, number)
+                self._known[driver.identity(number)] = number, reached
+            self._identity = driver.identity(own.number)
+        self._device = own
+
+    async def close(self) -> None:
+        """See `Transport.close`; a peer that is still reading finds its read failed."""
+        for link in list(self._links):
+            await link.close()
+        server, self._server = self._server, None
+        if server is not None:
+            # Before the grants end: a reader is to see a peer that is gone, not a key that was taken away.
+            await server.close()
+        for grant in self._grants.open_grants():
+            await self._grants.revoke(grant, None, 0.0)
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.close()
+
+    def trouble(self) -> str | None:
+        """See `Transport.trouble`."""
+        if self._device is not None and self._device.lost is not None:
+            return str(self._device.lost)
+        return None if self._server is not None and self._server.listening else "it does not listen any more"
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """The socket's path, the token that admits a connection, which machine and user that is, and the GPU."""
+        return {
+            "path": self._server.path if self._server is not None else "",
+            "token": self._token.hex(),
+            "boot": _machine.boot_id(),
+            "mounts": _machine.mounts(),
+            "uid": str(os.geteuid()),
+            "gpu": self._identity,
+        }
+
+    def serve(self, region: Region) -> None:
+        """See `Transport.serve`: beside memory of the host it allocates as much of the GPU's (`shadow`).
+
+        Raises `NotViable` where the GPU has no room for that, `InvalidArgument` for another region than before.
+        """
+        if self._device is None:
+            raise InvalidArgument("not started", field="cuda", hint="Call start() first")
+        if self._arena is not None and self._arena.region.nbytes == region.nbytes:
+            return
+        if region.gpu >= 0:
+            self._grants.serve(region)
+            return
+        try:
+            made = SharedDeviceMemory(self._device, region.nbytes, f"{region.name}/gpu{self._device.number}")
+        except HawkMemoryError as error:
+            raise NotViable("the GPU has no arena for chunks", got=error, hint=error.hint) from error
+        try:
+            self._grants.serve(made.region)
+        except BaseException:
+            made.close()
+            raise
+        before, self._arena = self._arena, made
+        if before is not None:
+            before.close()
+
+    @property
+    def shadow(self) -> Region | None:
+        """See `Transport.shadow`."""
+        return None if self._arena is None else self._arena.region
+
+    def grant(self, offset: int, nbytes: int) -> Grant:
+        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
+        return self._grants.grant(offset, nbytes)
+
+    def shut(self, grant: Grant) -> bool:
+        """See `Transport.shut`."""
+        return self._grants.shut(grant)
+
+    async def revoke(self, grant: Grant) -> bool:
+        """See `Transport.revoke`: False if a reader was still inside after `grace` seconds; ask again later."""
+        return await self._grants.revoke(grant, None, self.config.grace)
+
+    def reachable(self, endpoint: Mapping[str, str]) -> Viability:
+        """Refuses another host, another user, a GPU that is not seen here, and one that ours does not reach."""
+        path, gpu = endpoint.get("path", ""), endpoint.get("gpu", "")
+        if not path or _checks.token_of(endpoint.get("token", "")) is None:
+            return Viability(False, "the peer does not listen: its endpoint has no path or no token")
+        if endpoint.get("boot") != _machine.boot_id():
+            return Viability(False, "the peer runs on another host")
+        if endpoint.get("uid") != str(os.geteuid()):
+            return Viability(False, f"the peer runs as user {endpoint.get('uid')}, we as {os.geteuid()}")
+        if endpoint.get("mounts") != _machine.mounts() and not os.path.exists(path):
+            return Viability(
+                False, f"the peer runs in another container; share {os.path.dirname(path)} with this one"
+            )
+        if gpu not in self._known:
+            return Viability(
+                False,
+                f"this process does not see the peer's GPU {gpu[:32]!r}; let CUDA_VISIBLE_DEVICES name both, and "
+                "transport.cuda.gpu say which is whose",
+            )
+        number, reached = self._known[gpu]
+        if not reached:
+            return Viability(
+                False,
+                f"cuda:{self.config.gpu} has no peer access to the peer's GPU, cuda:{number}. {_REMEDY}",
+            )
+        return Viability(True)
+
+    async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
+        """See `Transport.connect`."""
+        verdict = self.reachable(endpoint)
+        token = _checks.token_of(endpoint.get("token", ""))
+        if not verdict.ok or token is None:
+            raise PeerUnreachable(verdict.reason, transport=self.name)
+        link = CudaLink(self.config, endpoint["path"], token, self._step, self._pace)
+        await link.open(timeout)
+        link.on_close = self._links.discard
+        self._links.add(link)
+        return link
+
+    def _step(self, done: int) -> None:
+        if self.on_step is not None:
+            self.on_step(done)

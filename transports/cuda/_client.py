@@ -1,0 +1,320 @@
+"""The reading side of cuda: lanes that copy out of the peer's arena, each on a stream of its own for each GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import AccessDenied, HawkError, HawkMemoryError, PeerUnreachable
+from hawk.memory.cuda import device
+from hawk.memory.cuda_driver import CudaFault
+from hawk.memory.cuda_rows import Rows, most_rows
+from hawk.memory.cuda_share import MOST_MAPPINGS, Exported, Imported
+from hawk.memory.shared import recv_fds
+from hawk.transports import _copy, _pieces
+from hawk.transports._grants import KEY_BYTES
+from hawk.transports._lanes import Lanes, Work
+from hawk.transports.base import Link
+from hawk.transports.cuda import _wire
+from hawk.transports.shm import _wire as _doors
+from hawk.transports.shm._client import Far, ShmLane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hawk.memory.cuda import CudaDevice
+    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.region import I64, Region, Segments
+    from hawk.transports._pieces import Piece
+    from hawk.transports.cuda._config import CudaConfig
+    from hawk.transports.cuda._pace import Pace
+
+_MAX_ROWS = 1 << 16
+"""Rows whose copies are put onto a stream at once: bounds the table of a kernel."""
+
+_BETWEEN = 8 << 20
+"""Bytes that go to memory of the host at a time, by way of locked memory."""
+
+_SPARSE = 4
+"""How much longer than its bytes a stretch of the arena may be to be copied whole."""
+
+
+class _Arena(Far):
+    """The peer's arena, opened once for each GPU that copies out of it; closed when no lane does any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exported: Exported | None = None
+        self._opened: dict[int, Imported] = {}
+        self.nbytes = 0
+
+    def found(self, exported: Exported) -> None:
+        """A lane was told where it is, and has no use for the descriptors any more.
+
+        Raises `PeerUnreachable` where it is not what other lanes were told.
+        """
+        with self._lock:
+            if self._exported is None:
+                self._exported, self.nbytes = exported, exported.nbytes
+                return
+            known = self._exported
+        exported.close()
+        if (known.nbytes, known.offset, known.sizes) != (exported.nbytes, exported.offset, exported.sizes):
+            raise PeerUnreachable("the peer serves another arena than when this link was made")
+
+    def address(self, there: CudaDevice) -> int:
+        """Where it begins for that GPU; raises `RegistrationFailed` or `DeviceLost`."""
+        with self._lock:
+            opened = self._opened.get(there.number)
+            if opened is None:
+                assert self._exported is not None
+                opened = self._opened[there.number] = Imported(there, self._exported, name="the peer's arena")
+            return opened.address
+
+    def close(self) -> None:
+        """Unmaps it."""
+        with self._lock:
+            opened, self._opened = list(self._opened.values()), {}
+            exported, self._exported = self._exported, None
+        for each in opened:
+            each.close()
+        if exported is not None:
+            exported.close()
+
+
+class _Stream:
+    """What one lane has on one GPU; `between` is locked memory of the host, made when first wanted."""
+
+    def __init__(self, there: CudaDevice, config: CudaConfig) -> None:
+        self.there = there
+        self.most = min(config.chunk, _BETWEEN)
+        self.between = self.stream = self.begin = self.end = 0
+        self._rows: Rows | None = None
+        try:
+            with there.current() as driver:
+                self.stream = driver.stream(low=False)
+                self.begin, self.end = driver.timer(), driver.timer()
+                most = most_rows(config.chunk, min(_MAX_ROWS, config.chunk))
+                self._rows = Rows(there, driver, self.stream, most, kernels=config.kernels)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def rows(self) -> Rows:
+        assert self._rows is not None
+        return self._rows
+
+    def finish(self, driver: Driver) -> float:
+        """Returns when all that is on the stream has been done; seconds that it took on the GPU."""
+        driver.record(self.end, self.stream)
+        driver.synchronise(self.end)
+        return driver.elapsed(self.begin, self.end)
+
+    def close(self) -> None:
+        with contextlib.suppress(HawkError), self.there.current() as driver:
+            if self._rows is not None:
+                self._rows.close(driver)
+            if self.between:
+                driver.free_host(self.between)
+            for event in (self.begin, self.end):
+                if event:
+                    driver.drop_event(event)
+            if self.stream:
+                driver.drop_stream(self.stream)
+        self.between = self.stream = self.begin = self.end = 0
+        self._rows = None
+
+
+class CudaLane(ShmLane):
+    """One connection to the server, the thread that waits for copies, and its streams.
+
+    spent    seconds that GPUs have copied for it
+    """
+
+    def __init__(
+        self,
+        config: CudaConfig,
+        path: str,
+        token: bytes,
+        arena: _Arena,
+        on_step: Callable[[int], None],
+        pace: Pace | None,
+    ) -> None:
+        super().__init__(config, path, token, arena, on_step)  # type: ignore[arg-type]
+        self._own = config
+        self._arena = arena
+        self._pace = pace
+        self._streams: dict[int, _Stream] = {}
+        self.spent = 0.0
+
+    def _connect(self, deadline: float) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._adopt(sock)
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.connect(self.peer)
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.sendall(_doors.HELLO.pack(_doors.HELLO_MAGIC, _doors.VERSION, self._token))
+        message, fds = recv_fds(sock, _wire.LARGEST, MOST_MAPPINGS)
+        try:
+            told = _wire.read(message, fds)
+        except HawkError:
+            _close(fds)
+            raise
+        if not isinstance(told, Exported):
+            _close(fds)
+            full = told == _doors.FULL
+            raise PeerUnreachable(
+                "the peer serves as many connections as it may" if full else "the peer serves no arena",
+                peer=self.peer,
+                hint="Raise transport.cuda.max_connections there" if full else None,
+            )
+        self._arena.found(told)
+        self._mapping = self._arena
+        sock.settimeout(None)
+
+    def close(self) -> None:
+        """See `Lane.close`."""
+        super().close()
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.close()
+
+    def _copy(self, work: Work, piece: Piece, far: Far) -> None:
+        gpus = np.asarray([region.gpu for region in work.regions])
+        done = 0
+        for step in _pieces.cut(piece, self._own.chunk, min(_MAX_ROWS, self._own.chunk)):
+            if self._interrupted:
+                return
+            due = self._pace.begin(step.total) if self._pace is not None else 0.0
+            rows = _pieces.join(step)
+            of_row = gpus[rows.region]
+            for gpu in np.unique(of_row).tolist():
+                self._carry_out(gpu, work, rows if (of_row == gpu).all() else _only(rows, of_row == gpu))
+            if self._pace is not None:
+                self._pace.end(due)
+            done += step.total
+            self._on_step(done)
+
+    def _carry_out(self, gpu: int, work: Work, rows: Piece) -> None:
+        """Copies these rows to that GPU, or to memory of the host, and returns when nothing of it is under way."""
+        there = device(self._own.gpu if gpu < 0 else gpu)
+        stream = self._streams.get(there.number)
+        if stream is None:
+            stream = self._streams[there.number] = _Stream(there, self._own)
+        source = self._arena.address(there)
+        with there.current() as driver:
+            try:
+                if gpu < 0:
+                    self._to_host(driver, stream, source, work, rows)
+                    return
+                driver.record(stream.begin, stream.stream)
+                target = work.bases[rows.region] + rows.local
+                stream.rows.put(driver, source + rows.remote, target, rows.nbytes)
+                self.spent += stream.finish(driver)
+            except (CudaFault, HawkMemoryError) as error:
+                if there.lost is None and not (isinstance(error, CudaFault) and error.sticky):
+                    stream.finish(driver)  # what came onto the stream before must not land in what others get
+                raise
+
+    def _to_host(self, driver: Driver, stream: _Stream, source: int, work: Work, rows: Piece) -> None:
+        """By way of locked memory, a stretch of the arena at a time; a processor takes it on from there."""
+        if not stream.between:
+            stream.between = driver.allocate_host(stream.most)
+        copy = _copy.best()
+        for part in _pieces.cut(rows, stream.most, _MAX_ROWS):
+            low, high = part.low, part.high
+            whole = high - low <= min(stream.most, _SPARSE * part.total)
+            driver.record(stream.begin, stream.stream)
+            if whole:
+                driver.to_host(stream.between, source + low, high - low, stream.stream)
+                at = part.remote - low
+            else:
+                at = np.cumsum(part.nbytes) - part.nbytes
+                for remote, to, n in zip(
+                    part.remote.tolist(), at.tolist(), part.nbytes.tolist(), strict=True
+                ):
+                    driver.to_host(stream.between + to, source + remote, n, stream.stream)
+            self.spent += stream.finish(driver)
+            copy(work.bases, part.region, part.local, stream.between, at, part.nbytes)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _only(rows: Piece, which: np.ndarray) -> Piece:
+    nbytes = rows.nbytes[which]
+    return type(rows)(rows.region[which], rows.local[which], rows.remote[which], nbytes, int(nbytes.sum()))
+
+
+def bases(regions: Sequence[Region]) -> I64:
+    """Addresses of regions in memory of GPUs or of the host; raises as `hawk.transports._pieces.bases` does."""
+    return np.asarray(
+        [r.address if r.gpu >= 0 else int(_pieces.bases([r])[0]) for r in regions], dtype=np.int64
+    )
+
+
+class CudaLink(Link):
+    """Reads from one peer on this machine."""
+
+    def __init__(
+        self,
+        config: CudaConfig,
+        path: str,
+        token: bytes,
+        on_step: Callable[[int], None],
+        pace: Pace | None,
+    ) -> None:
+        self._config = config
+        self._arena = _Arena()
+        self.on_close: Callable[[CudaLink], None] = lambda link: None
+        self._all = [CudaLane(config, path, token, self._arena, on_step, pace) for _ in range(config.streams)]
+        self._lanes = Lanes("hawk-cuda-read", self._all)
+
+    @property
+    def spent(self) -> float:
+        """Seconds that GPUs have copied for it so far, as their own events say; lanes side by side count twice."""
+        return sum(lane.spent for lane in self._all)
+
+    async def open(self, timeout: float) -> None:
+        """Connects."""
+        try:
+            await self._lanes.start(timeout)
+        except BaseException:
+            await self._lanes.close()
+            self._arena.close()
+            raise
+
+    async def read(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
+    ) -> None:
+        """See `Link.read`."""
+        segments.check(regions)
+        at = bases(regions)
+        if len(segments) == 0:
+            return
+        if len(key) != KEY_BYTES:
+            raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
+        share = -(-segments.total // self._config.streams)
+        limit = min(max(share, self._config.chunk), self._config.piece)
+        pieces = _pieces.cut(segments, limit, _MAX_ROWS)
+        await self._lanes.carry(Work(key, pieces, at, regions), timeout)
+
+    @property
+    def broken(self) -> bool:
+        """See `Link.broken`."""
+        return self._lanes.broken
+
+    async def close(self) -> None:
+        """See `Link.close`."""
+        await self._lanes.close()
+        self._arena.close()
+        self.on_close(self)
