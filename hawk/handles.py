@@ -78,7 +78,7 @@ class Cache:
 class DeviceCache(Cache):
     """A cache in one of the agent's memories; from `Client.allocate`.
 
-    channels    the memory's channels as this process sees them, one `uint8[region bytes]` each
+    channels    the memory's channels as this process sees them, one `uint8[region bytes]` each; none of a GPU's memory
     offsets     byte offset of each buffer's base, the same in every channel
     """
 

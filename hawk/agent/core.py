@@ -28,6 +28,7 @@ from hawk.jobs.caches import CacheBook
 from hawk.jobs.fetch import FetchContext
 from hawk.jobs.gpus import Gpus
 from hawk.jobs.ledger import Ledger
+from hawk.jobs.lifting import Landings
 from hawk.jobs.links import Links
 from hawk.jobs.offers import OfferBook
 from hawk.jobs.peers import Peers
@@ -192,6 +193,7 @@ class Agent:
             config.jobs.chunk,
             scrub=config.integrity.scrub,
             on_lost=self.service.gpu_lost,
+            pinned=config.arena.pinned,
         )
         stack.callback(self.gpus.close)
         self._planner = Planner()
@@ -217,15 +219,20 @@ class Agent:
     async def _start_transports(self) -> None:
         why: dict[str, str] = {}
         for name in self.config.transport.prefer:
+            made: Transport | None = None
             try:
                 made = transports.make(name, self.config.transport.options.get(name))
                 await made.start()
+                self._stack.push_async_callback(made.close)
+                made.serve(self.arena.region)
             except NotViable as error:
                 why[name] = str(error)
+                if made is not None:
+                    await made.close()
                 log.warning("transport not viable", transport=name, reason=str(error))
                 continue
-            self._stack.push_async_callback(made.close)
-            made.serve(self.arena.region)
+            if made.shadow is not None:
+                self.arena.shadows.append(made.shadow)
             self.transports[name] = made
         if not self.transports:
             raise transports.none_of(why)
@@ -265,6 +272,8 @@ class Agent:
         self._stack.push_async_callback(self.serving.close)
         links = Links(self.transports)
         self._stack.push_async_callback(links.close)
+        landings = Landings()
+        self._stack.callback(landings.close)
         self.directory = DnsPeers(
             config.peers,
             config.discovery.dns,
@@ -300,6 +309,7 @@ class Agent:
             scrub=config.integrity.scrub,
             scrub_targets=config.integrity.scrub_targets,
             reads=limits.reads,
+            landings=landings,
         )
 
     # -- what the parts ask of it ------------------------------------------------------------------------

@@ -7,12 +7,13 @@ import math
 from typing import TYPE_CHECKING
 
 from hawk.control.messages import FetchEnded, Progress, StartFetch, Ticket, decode_ticket, unpack_blocks
-from hawk.errors import Aborted, Draining, HawkError, InvalidArgument, RegistrationFailed
+from hawk.errors import Aborted, Draining, HawkError, InvalidArgument, Unverifiable
 from hawk.jobs.caches import read_part
 from hawk.jobs.fetch import FetchJob
 from hawk.jobs.ledger import Look
 from hawk.jobs.request import FetchRequest, Source
 from hawk.jobs.states import State, forget_frames
+from hawk.memory.cuda import device
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -139,13 +140,14 @@ class _Told:
 def _request(agent: Agent, session: Session, message: StartFetch) -> FetchRequest:
     cache = agent.caches.get(message.cache, session.token)
     if cache.gpu >= 0:
-        raise RegistrationFailed(
-            "no transport writes into memory of a GPU here",
-            field="into",
-            got=f"a cache in memory of cuda:{cache.gpu}",
-            expected="a cache in memory of the host, or of one of the agent's memories",
-            hint="Fetch into KVCache.alloc or Client.allocate, and copy from there",
-        )
+        device(cache.gpu).check()
+        if agent.config.integrity.verify != "off":
+            raise Unverifiable(
+                "processors cannot look at what arrives in memory of a GPU",
+                field="integrity.verify",
+                got=f"{agent.config.integrity.verify}, for a cache in memory of cuda:{cache.gpu}",
+                expected='"off", or a cache in memory of the host',
+            )
     request, tokens = message.request, message.tokens
     if message.ticket:
         tickets = [decode_ticket(text) for text in (message.ticket, *message.tickets)]

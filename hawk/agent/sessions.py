@@ -244,13 +244,6 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
             got=bound.align,
             expected=f"a multiple of {memory.alignment}",
         )
-    if memory.regions[0].gpu >= 0:
-        raise RegistrationFailed(
-            "a client cannot map memory of a GPU",
-            field="memory",
-            got=memory.name,
-            hint="Register the engine's own tensors, with KVCache.from_torch or KVCache.from_cuda",
-        )
     owner = f"cache/{secrets.token_hex(8)}"
     taken: list[Allocation] = []
     sizes = layout.buffer_bytes
@@ -292,7 +285,7 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
 async def hand_over(session: Session, call: int, entry: CacheEntry) -> Allocated:
     """Sends the channels of an allocated cache to its client, and says where the buffers are in them."""
     tags = []
-    for region in entry.regions:
+    for region in () if entry.gpu >= 0 else entry.regions:  # a client cannot map memory of a GPU
         tag = secrets.token_bytes(16)
         await session.connection.send_fd(tag, region.fd if region.fd >= 0 else region.dmabuf)
         tags.append(tag)

@@ -70,12 +70,33 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
 @_transports
 @_five_runs
 @click.option("--quick", is_flag=True, help="One run of the first size: does it work, not how fast is it.")
+@click.option(
+    "--devices", help='Two GPUs, such as "cuda:0,cuda:1": the paper\'s four configurations between them.'
+)
+@click.option("--pace", help="With --devices: bytes a second of the slower link.  [default: 25GB]")
 @_json
 def transfer(
-    as_json: bool, sizes: tuple[int, ...], transports: tuple[str, ...], runs: int | None, quick: bool
+    as_json: bool,
+    sizes: tuple[int, ...],
+    transports: tuple[str, ...],
+    devices: str | None,
+    pace: str | None,
+    **options: Any,
 ) -> None:
     """Whole transfers and the bytes alone, beside plain sockets and a memcpy of the same bytes."""
-    _bench("transfer", as_json, sizes=sizes, transports=transports, runs=runs, quick=quick)
+    from hawk.units import parse_size
+
+    if devices is None:
+        if pace is not None:
+            raise click.UsageError("--pace is for --devices")
+        _bench("transfer", as_json, sizes=sizes, transports=transports, **options)
+    elif transports:
+        raise click.UsageError(
+            "--devices measures the transports that its configurations have; leave --transport out"
+        )
+    else:
+        rate = None if pace is None else float(parse_size(pace))
+        _bench("between", as_json, sizes=sizes, devices=devices, pace=rate, **options)
 
 
 @bench.command()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hawk.control.messages import Accepted
     from hawk.jobs.admission import Place
     from hawk.jobs.caches import CacheBook
+    from hawk.jobs.lifting import Landings
     from hawk.jobs.links import Links
     from hawk.jobs.peers import Peers
     from hawk.jobs.planner import Planner
@@ -78,6 +79,7 @@ class FetchContext:
     scrub: bool = False
     scrub_targets: bool = False
     reads: Reads = field(default_factory=Reads)
+    landings: Landings | None = None
 
 
 class FetchJob(Stoppable):

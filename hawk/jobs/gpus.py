@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from hawk.errors import HawkError, HawkMemoryError, InvalidArgument, OutOfMemory, Unmappable
 from hawk.jobs.states import settle
 from hawk.jobs.turns import Slots
+from hawk.jobs.ways import Way
 from hawk.memory import cuda_marks
 from hawk.memory.cuda import CudaMemory, Pinned, device
 from hawk.memory.cuda_driver import STICKY, CudaFault
@@ -158,11 +159,11 @@ class OnGpu:
             )
         stop = threading.Event()
         spans = [Span(region.address, region.nbytes) for region in portion.offer.cache.regions]
-        target = portion.arena.address + portion.offset
+        way = Way.of(portion)
         before = self._before(portion.offer, portion.layers)
         work = asyncio.get_running_loop().run_in_executor(
             self._pool,
-            functools.partial(self._work, lane, before, steps, spans, target, portion.nbytes, stop),
+            functools.partial(self._work, lane, before, steps, spans, way, portion.nbytes, stop),
         )
         try:
             await asyncio.shield(work)
@@ -179,13 +180,13 @@ class OnGpu:
         before: Sequence[int],
         steps: Sequence[Step],
         spans: Sequence[Span],
-        target: int,
+        way: Way,
         nbytes: int,
         stop: threading.Event,
     ) -> None:
         with self._there.current() as driver:
             try:
-                self._carry_out(driver, lane, before, steps, spans, target, nbytes, stop)
+                self._carry_out(driver, lane, before, steps, spans, way, nbytes, stop)
             except Exception as error:
                 fault = self._typed(error)
                 if self._there.lost is None:
@@ -214,26 +215,30 @@ class OnGpu:
         before: Sequence[int],
         steps: Sequence[Step],
         spans: Sequence[Span],
-        target: int,
+        way: Way,
         nbytes: int,
         stop: threading.Event,
     ) -> None:
-        prepared = self._kernels.prepare(steps, spans, Span(lane.room.address, nbytes), lane.stream)
+        room = way.room if way.gpu == self._there.number else lane.room.address
+        prepared = self._kernels.prepare(steps, spans, Span(room, nbytes), lane.stream)
         if stop.is_set():
             return
         for event in before:
             driver.wait(lane.stream, event)
         if self._scrub:
             # What lies between the pages of a chunk is copied too, and must be nobody's.
-            driver.fill(lane.room.address, 0, nbytes, lane.stream)
+            driver.fill(room, 0, nbytes, lane.stream)
         prepared.launch(lane.stream)
-        driver.to_host(lane.between or target, lane.room.address, nbytes, lane.stream)
+        if way.room and way.room != room:
+            driver.across(way.room, room, nbytes, lane.stream)
+        if way.host:
+            driver.to_host(lane.between or way.host, room, nbytes, lane.stream)
         driver.record(lane.event, lane.stream)
         # A GPU that is lost answers here, and its copy engine has stopped then.
         driver.synchronise(lane.event)
         del prepared  # until now the kernels read its tables
-        if lane.between:
-            ctypes.memmove(target, lane.between, nbytes)
+        if lane.between and way.host:
+            ctypes.memmove(way.host, lane.between, nbytes)
 
     def close(self) -> None:
         """Waits for what is under way, then gives everything on the GPU back."""
@@ -270,14 +275,22 @@ class Gpus:
     arena      where chunks go to; its pages are locked from then on
     chunk      bytes of a chunk at most
     scrub      whether room is zeroed before it is used
+    pinned     whether pages of the arena are locked; else copies go to ordinary memory, and wait for the processor
     on_lost    called on the event loop with a GPU's number and the error, once, when it is lost
     """
 
     make: Callable[[int], Kernels] = CudaRetiler
 
     def __init__(
-        self, arena: Region, chunk: int, *, scrub: bool, on_lost: Callable[[int, DeviceLost], None]
+        self,
+        arena: Region,
+        chunk: int,
+        *,
+        scrub: bool,
+        on_lost: Callable[[int, DeviceLost], None],
+        pinned: bool = True,
     ) -> None:
+        self._pins = pinned
         self._arena, self._chunk, self._scrub, self._on_lost = arena, chunk, scrub, on_lost
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, OnGpu] = {}
@@ -305,11 +318,14 @@ class Gpus:
         there = device(number, field="cache")
         there.check()
         first = self._pinned is None
-        pinned = self._pinned or Pinned(there, self._arena.address, self._arena.nbytes)
+        pinned = self._pinned
+        if pinned is None and self._pins:
+            pinned = Pinned(there, self._arena.address, self._arena.nbytes)
+        locked = pinned is None or not pinned.why
         try:
-            made = OnGpu(there, self._chunk, locked=not pinned.why, scrub=self._scrub, make=type(self).make)
+            made = OnGpu(there, self._chunk, locked=locked, scrub=self._scrub, make=type(self).make)
         except BaseException:
-            if first:
+            if first and pinned is not None:
                 pinned.close()
             raise
         self._pinned = pinned
@@ -327,7 +343,7 @@ class Gpus:
 
         there.on_lost.append(told)
         self._told.append((there, told))
-        slow = self._pinned.why if self._pinned is not None else ""
+        slow = self._pinned.why if self._pinned is not None else "arena.pinned is false"
         log.info("GPU opened", gpu=number, name=there.name, pinned=not slow, reason=slow or None)
 
     def of(self, number: int) -> OnGpu:

@@ -186,6 +186,9 @@ class PartJob:
             self.result.transport = choice.name
             log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)
             link = await context.links.get(session, choice.name, timeout=timeout)
+            if context.landings is not None:
+                capabilities = context.transports[choice.name].capabilities
+                link = await context.landings.through(link, capabilities, request.cache.gpu)
             dialogue = self._dialogue = Dialogue(session, self._lease_ran_out)
             dialogue.attach()
             self.result.attempt = dialogue.id

@@ -26,6 +26,7 @@ from hawk.errors import (
     VersionMismatch,
     from_wire,
 )
+from hawk.jobs.lifting import lift
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.shelf import Shelf
 from hawk.memory.region import Segments
@@ -117,6 +118,8 @@ class Probes:
                 held = await shelf.place(0, ask)
                 offset, content = held.range.offset, secrets.token_bytes(NBYTES)
                 context.room.arena.region.array[offset : offset + NBYTES] = np.frombuffer(content, np.uint8)
+                if transport.shadow is not None:
+                    await lift(context.room.arena.region, transport.shadow, offset, NBYTES)
                 held.grant = transport.grant(offset, NBYTES)
                 this.answer = Probed(probe.job, offset, held.grant.key, content)
                 self._send(identity, this.answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hawk.jobs.lifting import lift
 from hawk.retile.cpu import INLINE_BYTES
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Portion:
     layers           layers `[0, layers)` of the source are what it may read
     steps            how it is made
     arena            where it goes to, `[offset, offset + nbytes)` of it
+    shadow           memory of a GPU, in which it is to be at the same offset instead
+    seen             with a shadow: whether it is to be in the arena, too, for processors to see
     """
 
     offer: OfferEntry
@@ -34,6 +37,8 @@ class Portion:
     arena: Region
     offset: int
     nbytes: int
+    shadow: Region | None = None
+    seen: bool = False
 
     @property
     def view(self) -> U8:
@@ -68,7 +73,7 @@ class OnProcessors:
 
     def at_once(self, portion: Portion) -> bool:
         """See `SourceRetiler`: a small one takes no thread, and so nobody's turn."""
-        if portion.nbytes > INLINE_BYTES:
+        if portion.nbytes > INLINE_BYTES or portion.shadow is not None:
             return False
         regions = [region.array for region in portion.offer.cache.regions]
         return self._retiler.at_once(portion.steps, regions, portion.view)
@@ -77,6 +82,8 @@ class OnProcessors:
         """See `SourceRetiler`."""
         regions = [region.array for region in portion.offer.cache.regions]
         await self._retiler.run_steps(portion.steps, regions, portion.view)
+        if portion.shadow is not None:
+            await lift(portion.arena, portion.shadow, portion.offset, portion.nbytes)
 
 
 class Retilers:

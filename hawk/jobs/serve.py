@@ -270,6 +270,7 @@ class ServeJob(Stoppable):
             return planned.nbytes, out.plan(planned)
 
         retiler = context.retilers.of(offer.cache)
+        arena, seen = context.room.arena.region, bool(self._sealer.name)
         async with Ahead(retiler.ahead) as ahead:
             for number, chunk in enumerate(chunks):
                 self.phase = "layers"
@@ -280,7 +281,9 @@ class ServeJob(Stoppable):
                 nbytes, steps = plan(chunk) if into.quick(chunk) else await context.planner.call(plan, chunk)
                 context.metrics.phase("plan", time.perf_counter() - began)
                 held = await self._reserve(number, nbytes)
-                portion = Portion(offer, layers, steps, context.room.arena.region, held.range.offset, nbytes)
+                portion = Portion(
+                    offer, layers, steps, arena, held.range.offset, nbytes, self._transport.shadow, seen
+                )
                 await ahead.put(self._prepare(number, chunk, portion, retiler, held, self._transport))
         self.state, self.phase = State.PREPARED, "release"
         # The source has been read for the last time, and what is left to do is the consumer's.

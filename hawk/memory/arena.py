@@ -28,6 +28,7 @@ class Arena:
     alignment    every range starts at a multiple of this many bytes
     on_room      called whenever a range came back from quarantine, which its owner does not see
     scrub        `wipe` zeroes; without, it does nothing
+    shadows      memory of transports' own that ranges stand for as well, see `Transport.shadow`
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Arena:
         self.scrub = scrub
         self.allocator = RangeAllocator(nbytes, alignment, name)
         self.on_room: Callable[[], None] = lambda: None
+        self.shadows: list[Region] = []
         self._buffer = alloc(self.allocator.nbytes, name=name, huge_pages=huge_pages)
         self._region: Region | None = self._buffer.region()
 
@@ -73,8 +75,10 @@ class Arena:
     async def wipe(self, taken: Range) -> None:
         """To be awaited before a range that was written to is given back: zeroes it where the arena is to."""
         if self.scrub and self._region is not None:
-            columns = np.zeros(1, np.int32), np.asarray([taken.offset]), np.asarray([taken.nbytes])
-            await zero([self._region], ByteRanges(*columns))
+            places = [self._region, *self.shadows]
+            each = np.ones(len(places), np.int64)
+            columns = np.arange(len(places), dtype=np.int32), each * taken.offset, each * taken.nbytes
+            await zero(places, ByteRanges(*columns))
 
     def quarantine(self, taken: Range, reason: str) -> None:
         """Takes a range from its owner, but keeps it from use: a byte may still move in it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.errors import DeviceLost
+from hawk.memory.cuda import device
 from hawk.memory.region import ByteRanges
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ async def zero(regions: Sequence[Region], ranges: ByteRanges) -> None:
     Returns, or passes a cancellation on, only when all of them are zero: the caller is about to give them away.
     """
     # The thread keeps the arrays, and with them the memory, whoever lets go of the regions meanwhile.
-    arrays = [region.array for region in regions]
+    arrays = [region.array if region.gpu < 0 else region for region in regions]
     work = asyncio.get_running_loop().run_in_executor(None, _zero, arrays, ranges)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
@@ -36,11 +39,28 @@ async def zero(regions: Sequence[Region], ranges: ByteRanges) -> None:
         raise cancelled
 
 
-def _zero(arrays: Sequence[np.ndarray], ranges: ByteRanges) -> None:
-    base = np.asarray([array.ctypes.data for array in arrays], np.int64)
+def _zero(places: Sequence[np.ndarray | Region], ranges: ByteRanges) -> None:
+    base = np.asarray([p.ctypes.data if isinstance(p, np.ndarray) else p.address for p in places], np.int64)
+    gpu = np.asarray([-1 if isinstance(p, np.ndarray) else p.gpu for p in places], np.int32)[ranges.region]
     address = base[ranges.region] + ranges.start
-    for at, nbytes in zip(address.tolist(), ranges.nbytes.tolist(), strict=True):
+    for at, nbytes in zip(address[gpu < 0].tolist(), ranges.nbytes[gpu < 0].tolist(), strict=True):
         ctypes.memset(at, 0, nbytes)
+    for number in np.unique(gpu[gpu >= 0]).tolist():
+        _zero_there(number, address[gpu == number].tolist(), ranges.nbytes[gpu == number].tolist())
+
+
+def _zero_there(gpu: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
+    """The same in memory of a GPU; of one that is lost the driver has taken all."""
+    with contextlib.suppress(DeviceLost), device(gpu).current() as driver:
+        stream, event = driver.stream(low=True), driver.event()
+        try:
+            for at, nbytes in zip(addresses, sizes, strict=True):
+                driver.fill(at, 0, nbytes, stream)
+            driver.record(event, stream)
+            driver.synchronise(event)
+        finally:
+            driver.drop_event(event)
+            driver.drop_stream(stream)
 
 
 def of_allocation(allocation: Allocation) -> ByteRanges:

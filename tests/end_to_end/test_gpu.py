@@ -15,8 +15,15 @@ from hawk import blocking
 from hawk.agent import sessions
 from hawk.client import Client
 from hawk.control.messages import BufferRef
-from hawk.errors import Aborted, DeviceLost, HawkMemoryError, InvalidArgument, RegistrationFailed
-from hawk.handles import Cache, DeviceCache
+from hawk.errors import (
+    Aborted,
+    DeviceLost,
+    HawkMemoryError,
+    InvalidArgument,
+    RegistrationFailed,
+    Unverifiable,
+)
+from hawk.handles import DeviceCache
 from hawk.jobs.gpus import AHEAD, LANES, Gpus
 from hawk.memory import cuda_driver
 from tests.end_to_end import caches as c
@@ -293,23 +300,14 @@ async def test_what_cannot_be_is_refused(short_path: Path, driver: FakeCuda, ker
     assert "on cuda:0" in repr(there)
     with pytest.raises(InvalidArgument, match="in memory of a GPU"):
         there.array(0)
-    more = '[memory.gpu0]\nkind = "cuda"\ncapacity = "4MiB"\n'
-    async with scene(short_path, more) as (hp, hd, _):
-        source = await hp.register(there)
-        with pytest.raises(RegistrationFailed, match="into: no transport writes into memory of a GPU"):
-            await _into(hp, source)
-        with pytest.raises(RegistrationFailed, match=r"a client cannot map memory of a GPU.*from_cuda"):
-            await hd.allocate(c.source_spec(channels=1), memory="gpu0")
+    async with scene(short_path, '[integrity]\nverify = "full"\n') as (hp, hd, _):
+        target = await hd.register(there)
+        offer = await hp.offer("r", await hp.register(host), [0], tokens=16)
+        with pytest.raises(Unverifiable, match=r"integrity.verify: processors cannot look.*cuda:0"):
+            await hd.fetch(offer, into=target, blocks=[1], timeout="20s")
+        await offer.withdraw()
     there.close()
     assert "closed" in repr(there)
-
-
-async def _into(client: Client, cache: Cache) -> None:
-    own = await client.offer("own", cache, [0], tokens=16)
-    try:
-        await client.fetch(own, into=cache, blocks=[1])
-    finally:
-        await own.withdraw()
 
 
 def test_buffers_are_in_one_memory_and_of_the_agents_own_process() -> None:

@@ -171,6 +171,10 @@ class CudaTransport(Transport):
         """See `Transport.shadow`."""
         return None if self._arena is None else self._arena.region
 
+    def busy(self) -> float:
+        """Seconds in which GPUs were copying for this side's reads since this was last asked, by their own events."""
+        return sum(link.busy() for link in self._links)
+
     def grant(self, offset: int, nbytes: int) -> Grant:
         """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
         return self._grants.grant(offset, nbytes)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,7 @@ class _Arena(Far):
         self._exported: Exported | None = None
         self._opened: dict[int, Imported] = {}
         self.nbytes = 0
+        self.clocks = Clocks()
 
     def found(self, exported: Exported) -> None:
         """A lane was told where it is, and has no use for the descriptors any more.
@@ -82,17 +84,64 @@ class _Arena(Far):
         with self._lock:
             opened, self._opened = list(self._opened.values()), {}
             exported, self._exported = self._exported, None
+        self.clocks.close()
         for each in opened:
             each.close()
         if exported is not None:
             exported.close()
 
 
+class Clocks:
+    """When copies of a link began and ended, by the GPUs' own events: seconds since the first on each GPU.
+
+    For measurements: the latest of them are kept.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._zero: dict[int, int] = {}
+        self._spans: deque[tuple[int, float, float]] = deque(maxlen=1 << 14)
+
+    def zero(self, driver: Driver, gpu: int, stream: int) -> int:
+        """The GPU's timer that all others are compared with."""
+        with self._lock:
+            timer = self._zero.get(gpu)
+            if timer is None:
+                timer = self._zero[gpu] = driver.timer()
+                driver.record(timer, stream)
+                driver.synchronise(timer)
+            return timer
+
+    def add(self, gpu: int, begin: float, seconds: float) -> None:
+        """One batch of copies."""
+        self._spans.append((gpu, begin, begin + seconds))
+
+    def busy(self) -> float:
+        """Seconds in which a GPU was copying, since this was last asked; copies side by side count once."""
+        spans = []
+        while self._spans:
+            spans.append(self._spans.popleft())
+        total, until, gpu = 0.0, 0.0, -1
+        for where, begin, end in sorted(spans):
+            if where != gpu:
+                gpu, until = where, begin
+            total += max(end - max(begin, until), 0.0)
+            until = max(until, end)
+        return total
+
+    def close(self) -> None:
+        """Gives the timers back."""
+        for gpu, timer in self._zero.items():
+            with contextlib.suppress(HawkError), device(gpu).current() as driver:
+                driver.drop_event(timer)
+        self._zero.clear()
+
+
 class _Stream:
     """What one lane has on one GPU; `between` is locked memory of the host, made when first wanted."""
 
-    def __init__(self, there: CudaDevice, config: CudaConfig) -> None:
-        self.there = there
+    def __init__(self, there: CudaDevice, config: CudaConfig, clocks: Clocks) -> None:
+        self.there, self._clocks = there, clocks
         self.most = min(config.chunk, _BETWEEN)
         self.between = self.stream = self.begin = self.end = 0
         self._rows: Rows | None = None
@@ -111,11 +160,13 @@ class _Stream:
         assert self._rows is not None
         return self._rows
 
-    def finish(self, driver: Driver) -> float:
-        """Returns when all that is on the stream has been done; seconds that it took on the GPU."""
+    def finish(self, driver: Driver) -> None:
+        """Returns when all that is on the stream has been done, without using a processor meanwhile."""
         driver.record(self.end, self.stream)
         driver.synchronise(self.end)
-        return driver.elapsed(self.begin, self.end)
+        zero = self._clocks.zero(driver, self.there.number, self.stream)
+        begin = driver.elapsed(zero, self.begin)
+        self._clocks.add(self.there.number, begin, driver.elapsed(self.begin, self.end))
 
     def close(self) -> None:
         with contextlib.suppress(HawkError), self.there.current() as driver:
@@ -133,10 +184,7 @@ class _Stream:
 
 
 class CudaLane(ShmLane):
-    """One connection to the server, the thread that waits for copies, and its streams.
-
-    spent    seconds that GPUs have copied for it
-    """
+    """One connection to the server, the thread that waits for copies, and its streams."""
 
     def __init__(
         self,
@@ -152,7 +200,6 @@ class CudaLane(ShmLane):
         self._arena = arena
         self._pace = pace
         self._streams: dict[int, _Stream] = {}
-        self.spent = 0.0
 
     def _connect(self, deadline: float) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -207,7 +254,7 @@ class CudaLane(ShmLane):
         there = device(self._own.gpu if gpu < 0 else gpu)
         stream = self._streams.get(there.number)
         if stream is None:
-            stream = self._streams[there.number] = _Stream(there, self._own)
+            stream = self._streams[there.number] = _Stream(there, self._own, self._arena.clocks)
         source = self._arena.address(there)
         with there.current() as driver:
             try:
@@ -217,10 +264,12 @@ class CudaLane(ShmLane):
                 driver.record(stream.begin, stream.stream)
                 target = work.bases[rows.region] + rows.local
                 stream.rows.put(driver, source + rows.remote, target, rows.nbytes)
-                self.spent += stream.finish(driver)
+                stream.finish(driver)
             except (CudaFault, HawkMemoryError) as error:
                 if there.lost is None and not (isinstance(error, CudaFault) and error.sticky):
-                    stream.finish(driver)  # what came onto the stream before must not land in what others get
+                    # What came onto the stream before must not land in what others get.
+                    driver.record(stream.end, stream.stream)
+                    driver.synchronise(stream.end)
                 raise
 
     def _to_host(self, driver: Driver, stream: _Stream, source: int, work: Work, rows: Piece) -> None:
@@ -241,7 +290,7 @@ class CudaLane(ShmLane):
                     part.remote.tolist(), at.tolist(), part.nbytes.tolist(), strict=True
                 ):
                     driver.to_host(stream.between + to, source + remote, n, stream.stream)
-            self.spent += stream.finish(driver)
+            stream.finish(driver)
             copy(work.bases, part.region, part.local, stream.between, at, part.nbytes)
 
 
@@ -279,10 +328,9 @@ class CudaLink(Link):
         self._all = [CudaLane(config, path, token, self._arena, on_step, pace) for _ in range(config.streams)]
         self._lanes = Lanes("hawk-cuda-read", self._all)
 
-    @property
-    def spent(self) -> float:
-        """Seconds that GPUs have copied for it so far, as their own events say; lanes side by side count twice."""
-        return sum(lane.spent for lane in self._all)
+    def busy(self) -> float:
+        """See `Clocks.busy`."""
+        return self._arena.clocks.busy()
 
     async def open(self, timeout: float) -> None:
         """Connects."""

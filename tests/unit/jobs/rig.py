@@ -72,6 +72,7 @@ class Wires:
     name = "tcp"
     endpoint = ENDPOINT
     broken = False
+    shadow = None
     expect = staticmethod(lambda grant, reader: None)
 
     def __init__(self, *, can_fence: bool = True) -> None:

@@ -15,6 +15,7 @@ from hawk.memory.cuda_share import Exported
 from hawk.memory.region import Region, Segments
 from hawk.transports import registry
 from hawk.transports.cuda import CudaConfig, CudaTransport, _pace, _wire
+from hawk.transports.cuda._client import Clocks
 from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_parts import FakeRows
@@ -65,7 +66,8 @@ async def test_the_arena_is_beside_memory_of_the_host(driver: FakeCuda) -> None:
         await link.read(grant.key, segments, memory.regions, timeout=5.0)
         for c, region in enumerate(memory.regions):
             assert np.array_equal(driver.at(region.address + 64 * c, 512), there[4096 + 512 * c :][:512])
-        assert link.spent > 0
+        assert ends.reading.busy() == pytest.approx(1e-3)
+        assert ends.reading.busy() == 0
         assert await ends.serving.revoke(grant)
         memory.close()
     assert not driver.left()
@@ -231,3 +233,11 @@ async def test_a_paced_read_takes_what_the_link_would(driver: FakeCuda) -> None:
         assert loop.time() - began >= (1 << 20) / 20e6
         memory.close()
     assert device(1).lost is None
+
+
+def test_copies_side_by_side_count_once() -> None:
+    clocks = Clocks()
+    for gpu, begin, seconds in ((0, 1.0, 2.0), (0, 2.0, 0.5), (0, 2.5, 1.5), (0, 10.0, 1.0), (1, 0.0, 1.0)):
+        clocks.add(gpu, begin, seconds)
+    assert clocks.busy() == pytest.approx(3.0 + 1.0 + 1.0)
+    assert clocks.busy() == 0

@@ -1,0 +1,376 @@
+"""The decode side of `hawk bench transfer --devices`: an agent, its client, pools on a GPU, and what checks them.
+
+    python -m hawk.bench.between_far CONFIG DEVICE
+
+It is asked by lines of JSON on its standard input, `[name, arguments]` for the methods of `Far`, answers each by one
+line, and ends with its input.
+
+A pool is either pages as the source has them, in one region, or a device's pages in the channels of a memory of kind
+`cuda`: regions in GPU memory: no BAR, no NPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import uvloop
+
+from hawk.agent import Agent
+from hawk.cache import KVCache
+from hawk.client import Client, connect
+from hawk.config import load_config
+from hawk.demo import check, engine, scenario
+from hawk.errors import HawkError, InternalError
+from hawk.memory import shared
+from hawk.memory.cuda import device
+from hawk.memory.cuda_rows import Rows, most_rows
+from hawk.memory.cuda_share import Imported, export
+from hawk.memory.cuda_shared import SharedDeviceMemory
+from hawk.plan.segments import direct
+from hawk.plan.source import retile_steps
+from hawk.plan.target import target_chunk
+from hawk.plan.types import Chunk, Placement, Selection
+from hawk.retile.cpu import run_step
+from hawk.transports.cuda import CudaTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hawk.demo.scenario import Scenario
+    from hawk.handles import Cache, DeviceCache, Ready
+    from hawk.memory.region import U8, Region
+
+PAGES, CHANNELS, NAIVE = "pages", "channels", "naive"
+"""Where a request goes: pages as the source has them, a device's channels, or the latter the naive way."""
+
+_TIMEOUT = 120.0
+
+
+class Far:
+    """One decode side; everything is made by `open`, and given back by `close`.
+
+    number    of the GPU that its pools are on
+    """
+
+    def __init__(self, config: str, number: int) -> None:
+        self._config, self._number = config, number
+        self._stack = contextlib.AsyncExitStack()
+        self._scene: Scenario | None = None
+        self._pools: dict[str, _Pool] = {}
+        self._naive: _Naive | None = None
+        self._landing: Cache | None = None
+
+    async def open(self) -> None:
+        """Starts the agent."""
+        config, _ = load_config(Path(self._config), env={})
+        self._agent = await self._stack.enter_async_context(Agent(config))
+        self._client: Client = await self._stack.enter_async_context(connect(self._agent))
+
+    async def close(self) -> None:
+        """Ends it."""
+        await self.drop()
+        await self._stack.aclose()
+
+    async def prepare(self, tokens: int, kinds: Sequence[str]) -> None:
+        """Pools for one request of that many tokens, all of whose bytes are marked."""
+        await self.drop()
+        scene = self._scene = scenario.load(tokens)
+        # The memory's alignment is that of the scenario's device.
+        if PAGES in kinds:
+            target = scene.source.replace(channels=1)
+            self._pools[PAGES] = _Pool(
+                await self._client.allocate(target, memory="gpu"), self._regions("gpu")
+            )
+        if CHANNELS in kinds or NAIVE in kinds:
+            made = await self._client.allocate(scene.target, memory="npu")
+            self._pools[CHANNELS] = self._pools[NAIVE] = _Pool(made, self._regions("npu"))
+        for pool in self._pools.values():
+            await asyncio.to_thread(pool.mark)
+        if NAIVE in kinds:
+            whole = KVCache.alloc(scene.source.replace(blocks=-(-tokens // scene.source.block_size)))
+            self._landing = await self._client.register(whole)
+            self._naive = await asyncio.to_thread(
+                _Naive, scene, whole, self._pools[NAIVE], device(self._number)
+            )
+
+    async def drop(self) -> None:
+        """Gives the pools back."""
+        if self._landing is not None:
+            await self._landing.release()
+            if self._naive is not None:
+                self._naive.close()
+        for pool in {id(p): p for p in self._pools.values()}.values():
+            await pool.cache.release()
+        self._pools, self._landing, self._naive = {}, None, None
+
+    def _regions(self, memory: str) -> Sequence[Region]:
+        return self._agent.memory(memory).regions
+
+    async def fetch(self, kind: str, ticket: str) -> dict[str, Any]:
+        """From asking until the request is in its pool: seconds, in all and by phase, and what GPUs copied of it."""
+        assert self._scene is not None
+        transport = self._agent.transports.get("cuda")
+        if isinstance(transport, CudaTransport):
+            transport.busy()
+        stages: dict[str, float] = {}
+        began = time.perf_counter()
+        if kind == NAIVE:
+            assert self._landing is not None
+            assert self._naive is not None
+            blocks = np.arange(-(-self._scene.tokens // self._scene.source.block_size))
+            ready = await self._get(ticket, self._landing, blocks)
+            stages = await asyncio.to_thread(self._naive.place)
+        else:
+            table = self._scene.source_blocks() if kind == PAGES else self._scene.target_blocks()
+            ready = await self._get(ticket, self._pools[kind].cache, table)
+        took = time.perf_counter() - began
+        copies = transport.busy() if isinstance(transport, CudaTransport) else 0.0
+        return {
+            "seconds": took,
+            "bytes": ready.nbytes,
+            "transport": ready.transport,
+            "phases": ready.phases,
+            "copies": copies,
+            "stages": stages,
+        }
+
+    async def _get(self, ticket: str, into: Cache, blocks: Any) -> Ready:
+        async with self._client.fetch(ticket, into=into, blocks=blocks, timeout=_TIMEOUT) as fetch:
+            return await fetch
+
+    async def check(self, kind: str, known: str) -> str:
+        """Compares every byte of a pool with what has to be there; the digest of the bytes.
+
+        known    digest of a pool of this size and kind that was compared before, or empty
+        """
+        assert self._scene is not None
+        pool = self._pools[kind]
+        with contextlib.ExitStack() as stack:
+            seen = await asyncio.to_thread(pool.seen, stack)
+            digest = await asyncio.to_thread(seen.digest)
+            if digest == known:
+                return digest
+            if kind == PAGES:
+                await asyncio.to_thread(_check_pages, seen, self._scene)
+            else:
+                verdict = await engine.verify(engine.job(seen, self._scene))  # type: ignore[arg-type]
+                if verdict.mismatch:
+                    raise InternalError("a byte is wrong after the job", got=verdict.mismatch)
+            if known:
+                raise InternalError("a pool differs from one of the same request", got=digest, expected=known)
+        return digest
+
+    async def tile(self) -> float:
+        """Seconds that tiling alone takes."""
+        assert self._naive is not None
+        return await asyncio.to_thread(self._naive.tile)
+
+    async def raw(self, source: int, nbytes: int, runs: int) -> list[float]:
+        """Seconds, by the GPU's events, of a plain copy of so many bytes from a GPU, mapped as transfers have it."""
+        return await asyncio.to_thread(_raw, source, self._number, nbytes, runs)
+
+
+def _raw(source: int, target: int, nbytes: int, runs: int) -> list[float]:
+    made = SharedDeviceMemory(device(source), nbytes, "raw")
+    there = device(target)
+    exported = export(device(source), made.region.address, nbytes)
+    opened = Imported(there, exported)
+    exported.close()
+    try:
+        with there.current() as driver:
+            room, stream = driver.allocate(nbytes), driver.stream(low=False)
+            begin, end = driver.timer(), driver.timer()
+            found = []
+            for _ in range(runs + 1):
+                driver.record(begin, stream)
+                driver.across(room, opened.address, nbytes, stream)
+                driver.record(end, stream)
+                driver.synchronise(end)
+                found.append(driver.elapsed(begin, end))
+            for event in (begin, end):
+                driver.drop_event(event)
+            driver.drop_stream(stream)
+            driver.free(room)
+    finally:
+        opened.close()
+        made.close()
+    return found[1:]
+
+
+class _Seen:
+    """Channels of a pool as they were, in memory of the host, where checkers look at them."""
+
+    def __init__(self, pool: _Pool, buffers: list[shared.SharedBuffer]) -> None:
+        self.offsets, self.layout = pool.cache.offsets, pool.cache.layout
+        self.channels = [buffer.array for buffer in buffers]
+        self.descriptors = [buffer.fd for buffer in buffers]
+
+    def digest(self) -> str:
+        """Of the cache's bytes in all channels."""
+
+        def of(channel: U8) -> bytes:
+            found = hashlib.blake2b(digest_size=16)
+            for base in self.offsets:
+                found.update(channel[base : base + self.layout.channel_bytes].data)
+            return found.digest()
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return hashlib.blake2b(b"".join(pool.map(of, self.channels)), digest_size=16).hexdigest()
+
+
+class _Pool:
+    """A cache in a memory of kind `cuda`, and the regions of that."""
+
+    def __init__(self, cache: DeviceCache, regions: Sequence[Region]) -> None:
+        self.cache, self.regions = cache, regions
+
+    def mark(self) -> None:
+        """Every byte of the memory becomes one that no request brings."""
+        for region in self.regions:
+            with device(region.gpu).current() as driver:
+                stream, event = driver.stream(low=False), driver.event()
+                driver.fill(region.address, engine.UNTOUCHED, region.nbytes, stream)
+                driver.record(event, stream)
+                driver.synchronise(event)
+                driver.drop_event(event)
+                driver.drop_stream(stream)
+
+    def seen(self, stack: contextlib.ExitStack) -> _Seen:
+        """What is in it now."""
+        last = max(self.cache.offsets) + self.cache.layout.channel_bytes
+        buffers = []
+        for region in self.regions:
+            buffer = stack.enter_context(shared.alloc(last, name="seen"))
+            with device(region.gpu).current() as driver:
+                stream, event = driver.stream(low=False), driver.event()
+                driver.to_host(buffer.array.ctypes.data, region.address, last, stream)
+                driver.record(event, stream)
+                driver.synchronise(event)
+                driver.drop_event(event)
+                driver.drop_stream(stream)
+            buffers.append(buffer)
+        return _Seen(self, buffers)
+
+
+def _check_pages(seen: _Seen, scene: Scenario) -> None:
+    """Raises `InternalError` unless pages as the source has them hold the request, and the mark everywhere else."""
+    spec, table = scene.source, scene.source_blocks()
+    others = np.setdiff1d(np.arange(spec.blocks), table)
+    shape = (spec.kvs, spec.blocks, spec.block_size, spec.heads, spec.dim)
+
+    def layer(number: int) -> str:
+        base = seen.offsets[number]
+        nbytes = 2 * int(np.prod(shape))
+        pages = seen.channels[0][base : base + nbytes].view(np.uint16).reshape(shape)
+        for kv in range(spec.kvs):
+            got = pages[kv][table].reshape(-1, spec.heads, spec.dim)[: scene.tokens]
+            wanted = check.elements(number, kv, 0, scene.tokens, spec.heads, spec.dim)
+            if not np.array_equal(got, wanted):
+                return f"layer {number}, kv {kv}"
+        marked = bool((pages[:, others].view(np.uint8) == engine.UNTOUCHED).all())
+        return "" if marked else f"layer {number}, a block of others"
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        wrong = next((where for where in pool.map(layer, range(spec.layers)) if where), "")
+    if wrong:
+        raise InternalError("a byte is wrong after the job", got=wrong)
+
+
+class _Naive:
+    """What the naive way does when the whole tensor has come: tile it, and copy it to the device from ordinary memory.
+
+    The device's own engines put the pages in their places then, which costs next to nothing and is not left out.
+    """
+
+    def __init__(self, scene: Scenario, whole: KVCache, pool: _Pool, there: Any) -> None:
+        src, dst = whole.spec.compile(), pool.cache.layout
+        shape = src.shape
+        selection = Selection(0, shape.layers, 0, scene.tokens)
+        blocks = scene.target_blocks()
+        self._whole, self._there = whole, there
+        count = -(-scene.tokens // dst.shape.block_size)
+        planned = target_chunk(dst, blocks, selection, Chunk(0, shape.layers, 0, count))
+        buffers = len(whole.buffers)
+        here = Placement(np.arange(buffers, dtype=np.int32)[:, None], np.zeros((buffers, 1), np.int64))
+        self._steps = retile_steps(src, np.arange(shape.blocks, dtype=np.int64), here, planned, blocks)
+        bases = np.asarray(pool.cache.offsets, np.int64)
+        into = Placement(
+            np.tile(np.arange(dst.channels, dtype=np.int32), (len(bases), 1)),
+            np.repeat(bases[:, None], dst.channels, axis=1),
+        )
+        rows = direct(planned, into, 0)
+        address = np.asarray([region.address for region in pool.regions], np.int64)
+        self._remote, self._nbytes = rows.remote, rows.nbytes
+        self._target = address[rows.region] + rows.local
+        self.tiled = np.zeros(planned.nbytes, np.uint8)
+        with there.current() as driver:
+            self._room, self._stream = driver.allocate(planned.nbytes), driver.stream(low=False)
+            self._event = driver.event()
+            most = most_rows(planned.nbytes, len(self._nbytes))
+            self._rows = Rows(there, driver, self._stream, most)
+
+    def tile(self) -> float:
+        """Seconds that tiling takes, by all processors."""
+        began = time.perf_counter()
+        threads = len(os.sched_getaffinity(0))
+        for step in self._steps:
+            run_step(step, self._whole.buffers, self.tiled, threads=threads)
+        return time.perf_counter() - began
+
+    def place(self) -> dict[str, float]:
+        """Everything after the last byte has come; seconds of each stage."""
+        tile = self.tile()
+        began = time.perf_counter()
+        with self._there.current() as driver:
+            driver.to_device(self._room, self.tiled.ctypes.data, self.tiled.nbytes, self._stream)
+            driver.record(self._event, self._stream)
+            driver.synchronise(self._event)
+            up = time.perf_counter()
+            self._rows.put(driver, self._room + self._remote, self._target, self._nbytes)
+            driver.record(self._event, self._stream)
+            driver.synchronise(self._event)
+        return {"tile": tile, "up": up - began, "place": time.perf_counter() - up}
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        with contextlib.suppress(HawkError), self._there.current() as driver:
+            self._rows.close(driver)
+            driver.drop_stream(self._stream)
+            driver.drop_event(self._event)
+            driver.free(self._room)
+        self._whole.close()
+
+
+async def _answer(far: Far) -> None:
+    await far.open()
+    try:
+        print(json.dumps({"value": None}), flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            name, arguments = json.loads(line)
+            try:
+                answer = {"value": await getattr(far, name)(*arguments)}
+            except HawkError as error:
+                answer = {"error": str(error)}
+            print(json.dumps(answer), flush=True)
+    finally:
+        await far.close()
+
+
+def main() -> None:
+    """The process."""
+    config, number = sys.argv[1:]
+    uvloop.run(_answer(Far(config, int(number))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Bytes on their way from memory of the host to a GPU's: chunks of the arena, and what comes for a target there.
+
+A transport that brings bytes to memory of the host alone brings those for a GPU's into locked buffers, a few MiB at a
+time; while one is filled the one before goes up, in one copy, and is dealt out to its places by a kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import DeadlineExceeded, HawkError
+from hawk.jobs.states import settle
+from hawk.memory.cuda import device
+from hawk.memory.cuda_rows import Rows, most_rows
+from hawk.memory.region import Region, Segments
+from hawk.transports._pieces import cut
+from hawk.transports.base import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hawk.memory.cuda import CudaDevice
+    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.region import I64
+    from hawk.transports._pieces import Piece
+    from hawk.transports.base import Capabilities
+
+SLOTS = 4
+SLOT = 8 << 20
+"""Bytes that go to a GPU at a time."""
+
+_ROWS = 1 << 14
+_LONG = 256 << 10
+"""Mean length of rows, bytes, from which each goes to its place by a copy of its own."""
+
+
+async def lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
+    """Copies a range of the arena to where it is on the GPU; raises `DeviceLost` or `HawkMemoryError`."""
+    work = asyncio.get_running_loop().run_in_executor(None, _lift, arena, shadow, offset, nbytes)
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await settle(work)
+        raise
+
+
+def _lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
+    with device(shadow.gpu).current() as driver, _stream(driver) as (stream, event):
+        driver.to_device(shadow.address + offset, arena.address + offset, nbytes, stream)
+        driver.record(event, stream)
+        driver.synchronise(event)
+
+
+@contextlib.contextmanager
+def _stream(driver: Driver) -> Iterator[tuple[int, int]]:
+    """A stream of the current device and an event, for as long as the block lasts."""
+    stream = driver.stream(low=False)
+    try:
+        event = driver.event()
+        try:
+            yield stream, event
+        finally:
+            driver.drop_event(event)
+    finally:
+        driver.drop_stream(stream)
+
+
+class _Slot:
+    """A locked buffer, as large a one on the GPU, and a stream between them."""
+
+    def __init__(self, there: CudaDevice) -> None:
+        self._there = there
+        self._host = self._room = self._stream = self._event = 0
+        self._rows: Rows | None = None
+        try:
+            with there.current() as driver:
+                self._host, self._room = driver.allocate_host(SLOT), driver.allocate(SLOT)
+                self._stream, self._event = driver.stream(low=False), driver.event()
+                self._rows = Rows(there, driver, self._stream, most_rows(SLOT, _ROWS))
+        except BaseException:
+            self.close()
+            raise
+        bytes_there = (ctypes.c_uint8 * SLOT).from_address(self._host)
+        self.region = Region(f"gpu{there.number}/landing", np.ctypeslib.as_array(bytes_there))
+
+    def up(self, piece: Piece, at: I64, bases: I64) -> None:
+        """Brings the piece, whose rows begin `at` these bytes of the buffer, to its places, and waits for that."""
+        assert self._rows is not None
+        target = bases[piece.region] + piece.local
+        with self._there.current() as driver:
+            try:
+                if piece.total >= _LONG * len(at):
+                    for to, begin, n in zip(target.tolist(), at.tolist(), piece.nbytes.tolist(), strict=True):
+                        driver.to_device(to, self._host + begin, n, self._stream)
+                else:
+                    driver.to_device(self._room, self._host, piece.total, self._stream)
+                    self._rows.put(driver, self._room + at, target, piece.nbytes)
+            finally:
+                # However it went: what is on the stream must not land in what others get.
+                if self._there.lost is None:
+                    driver.record(self._event, self._stream)
+                    driver.synchronise(self._event)
+
+    def close(self) -> None:
+        with contextlib.suppress(HawkError), self._there.current() as driver:
+            if self._rows is not None:
+                self._rows.close(driver)
+            if self._event:
+                driver.drop_event(self._event)
+            if self._stream:
+                driver.drop_stream(self._stream)
+            if self._room:
+                driver.free(self._room)
+            if self._host:
+                driver.free_host(self._host)
+
+
+class Landings:
+    """The slots of an agent, made for each GPU when something first goes there by way of the host."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, asyncio.Queue[_Slot]] = {}
+        self._all: list[_Slot] = []
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="hawk-landing")
+        self._opening = asyncio.Lock()
+
+    async def through(self, link: Link, capabilities: Capabilities, gpu: int) -> Link:
+        """The link as a reader into memory of that GPU has it; -1 is memory of the host.
+
+        Raises `DeviceLost`, `OutOfMemory`, or another `HawkMemoryError`.
+        """
+        if gpu < 0 or capabilities.into_gpus:
+            return link
+        async with self._opening:
+            if gpu not in self._slots:
+                work = asyncio.get_running_loop().run_in_executor(self._pool, self._make, gpu)
+                try:
+                    made = await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    await settle(work)
+                    raise
+                queue: asyncio.Queue[_Slot] = asyncio.Queue()
+                for slot in made:
+                    queue.put_nowait(slot)
+                self._slots[gpu] = queue
+        return _Lifting(link, self._slots[gpu], self._pool)
+
+    def _make(self, gpu: int) -> list[_Slot]:
+        there = device(gpu, field="into")
+        made: list[_Slot] = []
+        for _ in range(SLOTS):
+            made.append(_Slot(there))
+            self._all.append(made[-1])
+        return made
+
+    def close(self) -> None:
+        """Gives all back; no read is under way any more."""
+        self._pool.shutdown(wait=True)
+        for slot in self._all:
+            slot.close()
+        self._all.clear()
+        self._slots.clear()
+
+
+class _Lifting(Link):
+    """Reads through another link into locked buffers and on to a GPU.  The other link is not its own to close."""
+
+    def __init__(self, link: Link, slots: asyncio.Queue[_Slot], pool: ThreadPoolExecutor) -> None:
+        self._link, self._slots, self._pool = link, slots, pool
+
+    async def read(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
+    ) -> None:
+        """See `Link.read`."""
+        segments.check(regions)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        bases = np.asarray([region.address for region in regions], np.int64)
+        rising: list[asyncio.Future[None]] = []
+        try:
+            for piece in cut(segments, SLOT, _ROWS):
+                slot = await self._slot(until, timeout)
+                at = np.cumsum(piece.nbytes) - piece.nbytes
+                rows = Segments(np.zeros(len(at), np.int32), at, piece.remote, piece.nbytes)
+                try:
+                    left = max(until - loop.time(), 0.001)
+                    await self._link.read(key, rows, [slot.region], timeout=left)
+                except BaseException:
+                    self._slots.put_nowait(slot)
+                    raise
+                up = loop.run_in_executor(self._pool, slot.up, piece, at, bases)
+                up.add_done_callback(lambda _, slot=slot: self._slots.put_nowait(slot))  # type: ignore[misc]
+                rising.append(up)
+                for done in [each for each in rising if each.done()]:
+                    done.result()
+        finally:
+            again: asyncio.CancelledError | None = None
+            for up in rising:
+                try:
+                    await settle(up)
+                except asyncio.CancelledError as error:
+                    again = error
+            if again is not None:
+                raise again
+        for up in rising:
+            up.result()
+
+    async def _slot(self, until: float, timeout: float) -> _Slot:
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._slots.get()
+        except TimeoutError:
+            raise DeadlineExceeded("the read did not end in time", timeout=timeout) from None
+
+    @property
+    def broken(self) -> bool:
+        """See `Link.broken`."""
+        return self._link.broken
+
+    async def close(self) -> None:
+        """Nothing of its own."""

@@ -1,0 +1,121 @@
+"""`hawk bench transfer --devices` over a driver that is made up: whether it works, checks and tells what it says."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hawk.bench import between
+from hawk.bench.between_far import Far, _Pool
+from hawk.demo import scenario
+from hawk.errors import InternalError, InvalidArgument
+from hawk.jobs.gpus import Gpus
+from hawk.memory import cuda_driver, cuda_rows
+from hawk.retile.cpu import run_step
+from tests.fake_cuda import FakeCuda
+from tests.fake_cuda_parts import FakeRows
+
+
+class Retiler:
+    """A processor in the kernels' place."""
+
+    def __init__(self, driver: FakeCuda) -> None:
+        self._driver = driver
+
+    def prepare(self, steps: list, regions: list, arena: Any, stream: int) -> Any:
+        arrays, into = [self._driver.at(*span) for span in regions], self._driver.at(*arena)
+
+        def work() -> None:
+            for step in steps:
+                run_step(step, arrays, into)
+
+        launch = lambda stream: self._driver.put(stream, work)  # noqa: E731
+        return type("Prepared", (), {"launch": staticmethod(launch)})
+
+
+class Here(between.Decode):
+    """The decode side in this process."""
+
+    def __init__(self, config: Path, number: int) -> None:
+        self._far = Far(str(config), number)
+
+    async def open(self) -> None:
+        await self._far.open()
+
+    async def ask(self, name: str, *arguments: object) -> Any:
+        answer = await getattr(self._far, name)(*json.loads(json.dumps(arguments)))
+        return json.loads(json.dumps(answer))
+
+    async def close(self) -> None:
+        await self._far.close()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    fake = FakeCuda(devices=2)
+    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
+    monkeypatch.setattr(cuda_rows, "_kernels", {})
+    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Retiler(fake)))
+    monkeypatch.setattr(between, "_CHUNK", 64 << 10)
+    load = scenario.load
+
+    def fewer_layers(tokens: int) -> scenario.Scenario:
+        made = load(tokens)
+        return replace(made, source=made.source.replace(layers=2), target=made.target.replace(layers=2))
+
+    monkeypatch.setattr(scenario, "load", fewer_layers)
+    with cuda_driver.using(fake):
+        yield fake
+    assert not fake.left()
+
+
+def test_every_way_arrives_and_is_told(driver: FakeCuda) -> None:
+    result = between.run("cuda:0,cuda:1", sizes=(1_000_000,), runs=1, pace=1e9, start=Here)
+    told = result.to_dict()
+    assert told["correct"]
+    assert told["channels"] == "regions in GPU memory: no BAR, no NPU"
+    assert not told["one_gpu"]
+    (size,) = told["sizes"]
+    assert set(size["ways"]) == {"GG-Direct", "GN-HAWK", "GG-Host", "GN-Host, overlapped", "GN-Host"}
+    assert set(size["ways"]["GN-HAWK"]) == {"full", "paced"}
+    assert set(size["baselines"]) == {"down", "up", "sockets", "tile"}
+    assert set(size["naive_ratio"]) == {"down", "up", "sockets", "tile"}
+    for ways in size["ways"].values():
+        for way in ways.values():
+            assert 0 < way["control"] <= way["seconds"]
+    assert size["ways"]["GN-HAWK"]["paced"]["seconds"] >= size["bytes"] / 1e9
+    json.dumps(told)
+    out = io.StringIO()
+    between.render(result, Console(file=out, width=200))
+    assert "regions in GPU memory: no BAR, no NPU" in out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["pages", "channels"])
+def test_a_wrong_byte_is_an_error(driver: FakeCuda, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _Pool.seen
+
+    def spoilt(self: _Pool, stack: Any) -> Any:
+        found = seen(self, stack)
+        if len(found.channels) == (1 if kind == "pages" else 8):
+            base = found.offsets[1] + found.layout.channel_bytes // 2
+            found.channels[0][base : base + 1] ^= np.uint8(1)
+        return found
+
+    monkeypatch.setattr(_Pool, "seen", spoilt)
+    monkeypatch.setattr(between, "GROUPS", between.GROUPS[:1])
+    with pytest.raises(InternalError, match="a byte is wrong after the job"):
+        between.run(sizes=(1_000_000,), runs=1, start=Here)
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,cpu", "cuda:0,cuda:1,cuda:2", "cuda:x,cuda:1", ""])
+def test_what_is_not_two_gpus(devices: str) -> None:
+    with pytest.raises(InvalidArgument, match="devices: not two GPUs"):
+        between.run(devices)
