@@ -64,7 +64,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
     monkeypatch.setattr(cuda_rows, "_kernels", {})
     monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Retiler(fake)))
-    monkeypatch.setattr(between, "_CHUNK", 64 << 10)
+    monkeypatch.setattr(between, "_CHUNK", 256 << 10)
     load = scenario.load
 
     def fewer_layers(tokens: int) -> scenario.Scenario:
