@@ -38,12 +38,10 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import uvloop
 
 from hawk.agent import Agent
@@ -166,8 +164,9 @@ async def _all(
                     if group is GROUPS[0]:
                         raw = await pair.far.ask("raw", source, size.nbytes, result.runs)
                         size.baselines["raw"] = Samples(size.nbytes, raw)
-    for scene, size in zip(scenes, result.sizes, strict=True):
-        await _plain(scene, size, source, result.runs)
+    for size in result.sizes:
+        alone = await bytes_alone.measure(size.nbytes, (), result.runs)
+        size.baselines["sockets"] = alone.baselines[bytes_alone.SOCKETS]
     return result
 
 
@@ -195,42 +194,20 @@ class _Source:
             at, arrays = memory.regions[0].address, []
             for buffer in host.buffers:
                 arrays.append(_Array(at, buffer.nbytes))
-                _copy(self.number, at, buffer, up=True)
+                _up(self.number, at, buffer)
                 at += buffer.nbytes
         self.cache = KVCache.from_cuda(arrays, scene.source)
         self._stack.callback(self.cache.close)
 
 
-def _copy(number: int, address: int, host: Any, *, up: bool) -> float:
-    """Copies between a GPU and ordinary memory; seconds."""
+def _up(number: int, address: int, host: Any) -> None:
     with device(number).current() as driver:
         stream, event = driver.stream(low=False), driver.event()
-        began = time.perf_counter()
-        if up:
-            driver.to_device(address, host.ctypes.data, host.nbytes, stream)
-        else:
-            driver.to_host(host.ctypes.data, address, host.nbytes, stream)
+        driver.to_device(address, host.ctypes.data, host.nbytes, stream)
         driver.record(event, stream)
         driver.synchronise(event)
-        took = time.perf_counter() - began
         driver.drop_event(event)
         driver.drop_stream(stream)
-    return took
-
-
-async def _plain(scene: Scenario, size: SizeResult, number: int, runs: int) -> None:
-    """Copies from and to ordinary memory, and plain sockets, of as many bytes."""
-    nbytes = scene.payload
-    plain = np.ones(nbytes, np.uint8)
-    memory = CudaMemory("plain", capacity=nbytes, gpu=number)
-    try:
-        for name, up in (("down", False), ("up", True)):
-            took = [_copy(number, memory.regions[0].address, plain, up=up) for _ in range(runs + 1)]
-            size.baselines[name] = Samples(nbytes, took[1:])
-    finally:
-        memory.close()
-    alone = await bytes_alone.measure(nbytes, (), runs)
-    size.baselines["sockets"] = alone.baselines[bytes_alone.SOCKETS]
 
 
 class Decode:
@@ -393,8 +370,8 @@ in_flight_per_peer = {arena}
             digests[where] = await self.far.ask("check", kind, digests.get(where, ""))
             size.ways[way, self._group.rate] = Way.of(size.nbytes, answers[way])
         if self._group.naive:
-            tile = [await self.far.ask("tile") for _ in range(runs)]
-            size.baselines["tile"] = Samples(size.nbytes, tile)
+            for name, seconds in (await self.far.ask("baselines", runs)).items():
+                size.baselines[name] = Samples(size.nbytes, seconds)
         await registered.release()
 
 

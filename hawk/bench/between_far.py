@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ import numpy as np
 import uvloop
 
 from hawk.agent import Agent
+from hawk.bench.between_naive import Naive
 from hawk.cache import KVCache
 from hawk.client import Client, connect
 from hawk.config import load_config
@@ -33,14 +35,9 @@ from hawk.demo import check, engine, scenario
 from hawk.errors import HawkError, InternalError
 from hawk.memory import shared
 from hawk.memory.cuda import device
-from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_share import Imported, export
 from hawk.memory.cuda_shared import SharedDeviceMemory
-from hawk.plan.segments import direct
-from hawk.plan.source import retile_steps
-from hawk.plan.target import target_chunk
-from hawk.plan.types import Chunk, Placement, Selection
-from hawk.retile.cpu import run_step
+from hawk.retile.cpu import Retiler
 from hawk.transports.cuda import CudaTransport
 
 if TYPE_CHECKING:
@@ -67,7 +64,7 @@ class Far:
         self._stack = contextlib.AsyncExitStack()
         self._scene: Scenario | None = None
         self._pools: dict[str, _Pool] = {}
-        self._naive: _Naive | None = None
+        self._naive: Naive | None = None
         self._landing: Cache | None = None
 
     async def open(self) -> None:
@@ -99,8 +96,9 @@ class Far:
         if NAIVE in kinds:
             whole = KVCache.alloc(scene.source.replace(blocks=-(-tokens // scene.source.block_size)))
             self._landing = await self._client.register(whole)
+            pool = self._pools[NAIVE]
             self._naive = await asyncio.to_thread(
-                _Naive, scene, whole, self._pools[NAIVE], device(self._number)
+                Naive, scene, whole, pool.cache, pool.regions, device(self._number)
             )
 
     async def drop(self) -> None:
@@ -129,7 +127,7 @@ class Far:
             assert self._naive is not None
             blocks = np.arange(-(-self._scene.tokens // self._scene.source.block_size))
             ready = await self._get(ticket, self._landing, blocks)
-            stages = await asyncio.to_thread(self._naive.place)
+            stages = await self._naive.place()
         else:
             table = self._scene.source_blocks() if kind == PAGES else self._scene.target_blocks()
             ready = await self._get(ticket, self._pools[kind].cache, table)
@@ -170,10 +168,17 @@ class Far:
                 raise InternalError("a pool differs from one of the same request", got=digest, expected=known)
         return digest
 
-    async def tile(self) -> float:
-        """Seconds that tiling alone takes."""
+    async def baselines(self, runs: int) -> dict[str, list[float]]:
+        """Seconds of tiling alone, by the best number of threads, and of plain copies from and to ordinary memory."""
         assert self._naive is not None
-        return await asyncio.to_thread(self._naive.tile)
+        most = len(os.sched_getaffinity(0))
+        tries = []
+        for threads in sorted({max(1, most // part) for part in (1, 2, 4)}):
+            with contextlib.closing(Retiler(threads)) as retiler:
+                tries.append([await self._naive.tile(retiler) for _ in range(runs + 1)][1:])
+        nbytes = self._naive.tiled.nbytes
+        down, up = await asyncio.to_thread(_ordinary, self._number, nbytes, runs)
+        return {"tile": min(tries, key=statistics.median), "down": down, "up": up}
 
     async def raw(self, source: int, nbytes: int, runs: int) -> list[float]:
         """Seconds, by the GPU's events, of a plain copy of so many bytes from a GPU, mapped as transfers have it."""
@@ -284,71 +289,6 @@ def _check_pages(seen: _Seen, scene: Scenario) -> None:
         wrong = next((where for where in pool.map(layer, range(spec.layers)) if where), "")
     if wrong:
         raise InternalError("a byte is wrong after the job", got=wrong)
-
-
-class _Naive:
-    """What the naive way does when the whole tensor has come: tile it, and copy it to the device from ordinary memory.
-
-    The device's own engines put the pages in their places then, which costs next to nothing and is not left out.
-    """
-
-    def __init__(self, scene: Scenario, whole: KVCache, pool: _Pool, there: Any) -> None:
-        src, dst = whole.spec.compile(), pool.cache.layout
-        shape = src.shape
-        selection = Selection(0, shape.layers, 0, scene.tokens)
-        blocks = scene.target_blocks()
-        self._whole, self._there = whole, there
-        count = -(-scene.tokens // dst.shape.block_size)
-        planned = target_chunk(dst, blocks, selection, Chunk(0, shape.layers, 0, count))
-        buffers = len(whole.buffers)
-        here = Placement(np.arange(buffers, dtype=np.int32)[:, None], np.zeros((buffers, 1), np.int64))
-        self._steps = retile_steps(src, np.arange(shape.blocks, dtype=np.int64), here, planned, blocks)
-        bases = np.asarray(pool.cache.offsets, np.int64)
-        into = Placement(
-            np.tile(np.arange(dst.channels, dtype=np.int32), (len(bases), 1)),
-            np.repeat(bases[:, None], dst.channels, axis=1),
-        )
-        rows = direct(planned, into, 0)
-        address = np.asarray([region.address for region in pool.regions], np.int64)
-        self._remote, self._nbytes = rows.remote, rows.nbytes
-        self._target = address[rows.region] + rows.local
-        self.tiled = np.zeros(planned.nbytes, np.uint8)
-        with there.current() as driver:
-            self._room, self._stream = driver.allocate(planned.nbytes), driver.stream(low=False)
-            self._event = driver.event()
-            most = most_rows(planned.nbytes, len(self._nbytes))
-            self._rows = Rows(there, driver, self._stream, most)
-
-    def tile(self) -> float:
-        """Seconds that tiling takes, by all processors."""
-        began = time.perf_counter()
-        threads = len(os.sched_getaffinity(0))
-        for step in self._steps:
-            run_step(step, self._whole.buffers, self.tiled, threads=threads)
-        return time.perf_counter() - began
-
-    def place(self) -> dict[str, float]:
-        """Everything after the last byte has come; seconds of each stage."""
-        tile = self.tile()
-        began = time.perf_counter()
-        with self._there.current() as driver:
-            driver.to_device(self._room, self.tiled.ctypes.data, self.tiled.nbytes, self._stream)
-            driver.record(self._event, self._stream)
-            driver.synchronise(self._event)
-            up = time.perf_counter()
-            self._rows.put(driver, self._room + self._remote, self._target, self._nbytes)
-            driver.record(self._event, self._stream)
-            driver.synchronise(self._event)
-        return {"tile": tile, "up": up - began, "place": time.perf_counter() - up}
-
-    def close(self) -> None:
-        """Gives the device's memory back."""
-        with contextlib.suppress(HawkError), self._there.current() as driver:
-            self._rows.close(driver)
-            driver.drop_stream(self._stream)
-            driver.drop_event(self._event)
-            driver.free(self._room)
-        self._whole.close()
 
 
 async def _answer(far: Far) -> None:

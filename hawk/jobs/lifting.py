@@ -18,6 +18,7 @@ from hawk.errors import DeadlineExceeded, HawkError
 from hawk.jobs.states import settle
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
+from hawk.memory.cuda_wait import outwait
 from hawk.memory.region import Region, Segments
 from hawk.transports._pieces import cut
 from hawk.transports.base import Link
@@ -54,7 +55,7 @@ def _lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
     with device(shadow.gpu).current() as driver, _stream(driver) as (stream, event):
         driver.to_device(shadow.address + offset, arena.address + offset, nbytes, stream)
         driver.record(event, stream)
-        driver.synchronise(event)
+        outwait(driver, event)
 
 
 @contextlib.contextmanager
@@ -105,7 +106,7 @@ class _Slot:
                 # However it went: what is on the stream must not land in what others get.
                 if self._there.lost is None:
                     driver.record(self._event, self._stream)
-                    driver.synchronise(self._event)
+                    outwait(driver, self._event)
 
     def close(self) -> None:
         with contextlib.suppress(HawkError), self._there.current() as driver:

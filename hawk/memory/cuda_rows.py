@@ -69,9 +69,14 @@ class Rows:
                 raise
             self._table = _words(self._host, most * copies.COLUMNS).reshape(most, copies.COLUMNS)
 
-    def put(self, driver: Driver, source: I64, target: I64, nbytes: I64) -> None:
-        """Puts copies of these rows, none empty, onto the stream; what the last call put there has been done by now."""
+    def put(self, driver: Driver, source: I64, target: I64, nbytes: I64, begin: int = 0) -> None:
+        """Puts copies of these rows, none empty, onto the stream; what the last call put there has been done by now.
+
+        begin    an event that is recorded before the first byte moves, and after what has to be prepared for that
+        """
         if self._kernel is None or int(nbytes.sum()) >= LONG * len(nbytes):
+            if begin:
+                driver.record(begin, self._stream)
             for to, at, n in zip(target.tolist(), source.tolist(), nbytes.tolist(), strict=True):
                 driver.across(to, at, n, self._stream)
             return
@@ -79,6 +84,8 @@ class Rows:
         assert len(rows) <= self._most
         self._table[: len(rows)] = rows
         driver.to_device(self._there, self._host, rows.nbytes, self._stream)
+        if begin:
+            driver.record(begin, self._stream)
         try:
             self._kernel.launch(self._there, len(rows), self._stream)
         except CudaFault:

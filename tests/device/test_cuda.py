@@ -147,7 +147,6 @@ async def test_a_sender_in_another_process_is_killed() -> None:
 @pytest.mark.parametrize("over", ["cuda", "tcp", "shm"])
 @pytest.mark.parametrize("source", ["gpu", "host"])
 async def test_the_whole_job_into_channels_on_a_gpu(short_path, over: str, source: str) -> None:
-    import cupy
 
     host, spec = c.filled(), c.target_spec(channels=8, align=64)
     memory = (
@@ -161,6 +160,8 @@ async def test_the_whole_job_into_channels_on_a_gpu(short_path, over: str, sourc
             regions = d.memory("npu0").regions
             cache = host
             if source == "gpu":
+                import cupy
+
                 arrays = [cupy.asarray(buffer.view(np.uint16)) for buffer in host.buffers]
                 cupy.cuda.Device().synchronize()
                 cache = hawk.KVCache.from_cuda(arrays, host.spec)

@@ -17,6 +17,7 @@ from hawk.memory.cuda import device
 from hawk.memory.cuda_driver import CudaFault
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_share import MOST_MAPPINGS, Exported, Imported
+from hawk.memory.cuda_wait import outwait
 from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
 from hawk.transports._grants import KEY_BYTES
@@ -161,9 +162,9 @@ class _Stream:
         return self._rows
 
     def finish(self, driver: Driver) -> None:
-        """Returns when all that is on the stream has been done, without using a processor meanwhile."""
+        """Returns when all that is on the stream has been done."""
         driver.record(self.end, self.stream)
-        driver.synchronise(self.end)
+        outwait(driver, self.end)
         zero = self._clocks.zero(driver, self.there.number, self.stream)
         begin = driver.elapsed(zero, self.begin)
         self._clocks.add(self.there.number, begin, driver.elapsed(self.begin, self.end))
@@ -261,9 +262,8 @@ class CudaLane(ShmLane):
                 if gpu < 0:
                     self._to_host(driver, stream, source, work, rows)
                     return
-                driver.record(stream.begin, stream.stream)
                 target = work.bases[rows.region] + rows.local
-                stream.rows.put(driver, source + rows.remote, target, rows.nbytes)
+                stream.rows.put(driver, source + rows.remote, target, rows.nbytes, stream.begin)
                 stream.finish(driver)
             except (CudaFault, HawkMemoryError) as error:
                 if there.lost is None and not (isinstance(error, CudaFault) and error.sticky):

@@ -1,0 +1,129 @@
+"""The naive way by the host, as far as it goes on the decode side, and the plain copies that it is held against."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.errors import HawkError
+from hawk.memory.cuda import device
+from hawk.memory.cuda_rows import Rows, most_rows
+from hawk.memory.cuda_wait import outwait
+from hawk.plan.segments import direct
+from hawk.plan.source import retile_steps
+from hawk.plan.target import target_chunk
+from hawk.plan.types import Chunk, Placement, Selection
+from hawk.retile.cpu import Retiler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hawk.cache import KVCache
+    from hawk.demo.scenario import Scenario
+    from hawk.handles import DeviceCache
+    from hawk.memory.cuda import CudaDevice
+    from hawk.memory.region import Region
+
+
+class Naive:
+    """What the naive way does when the whole tensor has come: tile it, and copy it to the device from ordinary memory.
+
+    The device's own engines put the pages in their places then, which costs next to nothing and is not left out.
+    """
+
+    def __init__(
+        self,
+        scene: Scenario,
+        whole: KVCache,
+        cache: DeviceCache,
+        regions: Sequence[Region],
+        there: CudaDevice,
+    ) -> None:
+        src, dst = whole.spec.compile(), cache.layout
+        shape = src.shape
+        selection = Selection(0, shape.layers, 0, scene.tokens)
+        blocks = scene.target_blocks()
+        self._whole, self._there = whole, there
+        count = -(-scene.tokens // dst.shape.block_size)
+        planned = target_chunk(dst, blocks, selection, Chunk(0, shape.layers, 0, count))
+        buffers = len(whole.buffers)
+        here = Placement(np.arange(buffers, dtype=np.int32)[:, None], np.zeros((buffers, 1), np.int64))
+        self._steps = retile_steps(src, np.arange(shape.blocks, dtype=np.int64), here, planned, blocks)
+        bases = np.asarray(cache.offsets, np.int64)
+        into = Placement(
+            np.tile(np.arange(dst.channels, dtype=np.int32), (len(bases), 1)),
+            np.repeat(bases[:, None], dst.channels, axis=1),
+        )
+        rows = direct(planned, into, 0)
+        address = np.asarray([region.address for region in regions], np.int64)
+        self._remote, self._nbytes = rows.remote, rows.nbytes
+        self._target = address[rows.region] + rows.local
+        self.tiled = np.zeros(planned.nbytes, np.uint8)
+        self._retiler = Retiler(len(os.sched_getaffinity(0)))
+        with there.current() as driver:
+            self._room, self._stream = driver.allocate(planned.nbytes), driver.stream(low=False)
+            self._event = driver.event()
+            most = most_rows(planned.nbytes, len(self._nbytes))
+            self._rows = Rows(there, driver, self._stream, most)
+
+    async def tile(self, retiler: Retiler) -> float:
+        """Seconds that tiling takes."""
+        began = time.perf_counter()
+        await retiler.run_steps(self._steps, self._whole.buffers, self.tiled)
+        return time.perf_counter() - began
+
+    async def place(self) -> dict[str, float]:
+        """Everything after the last byte has come; seconds of each stage."""
+        tile = await self.tile(self._retiler)
+        up, place = await asyncio.to_thread(self.up)
+        return {"tile": tile, "up": up, "place": place}
+
+    def up(self) -> tuple[float, float]:
+        """Seconds of the copy from ordinary memory, and of putting pages into their places."""
+        began = time.perf_counter()
+        with self._there.current() as driver:
+            driver.to_device(self._room, self.tiled.ctypes.data, self.tiled.nbytes, self._stream)
+            driver.record(self._event, self._stream)
+            outwait(driver, self._event)
+            up = time.perf_counter()
+            self._rows.put(driver, self._room + self._remote, self._target, self._nbytes)
+            driver.record(self._event, self._stream)
+            outwait(driver, self._event)
+        return up - began, time.perf_counter() - up
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        with contextlib.suppress(HawkError), self._there.current() as driver:
+            self._rows.close(driver)
+            driver.drop_stream(self._stream)
+            driver.drop_event(self._event)
+            driver.free(self._room)
+        self._retiler.close()
+        self._whole.close()
+
+
+def ordinary(number: int, nbytes: int, runs: int) -> tuple[list[float], list[float]]:
+    """Seconds of copies from a GPU to ordinary memory, and back."""
+    plain = np.ones(nbytes, np.uint8)
+    found: tuple[list[float], list[float]] = [], []
+    with device(number).current() as driver:
+        room, stream, event = driver.allocate(nbytes), driver.stream(low=False), driver.event()
+        for _ in range(runs + 1):
+            for up in (False, True):
+                began = time.perf_counter()
+                if up:
+                    driver.to_device(room, plain.ctypes.data, nbytes, stream)
+                else:
+                    driver.to_host(plain.ctypes.data, room, nbytes, stream)
+                driver.record(event, stream)
+                outwait(driver, event)
+                found[up].append(time.perf_counter() - began)
+        driver.drop_event(event)
+        driver.drop_stream(stream)
+        driver.free(room)
+    return found[0][1:], found[1][1:]
