@@ -27,7 +27,7 @@ import numpy as np
 import uvloop
 
 from hawk.agent import Agent
-from hawk.bench.between_naive import Naive
+from hawk.bench.between_naive import Naive, ordinary
 from hawk.cache import KVCache
 from hawk.client import Client, connect
 from hawk.config import load_config
@@ -177,7 +177,7 @@ class Far:
             with contextlib.closing(Retiler(threads)) as retiler:
                 tries.append([await self._naive.tile(retiler) for _ in range(runs + 1)][1:])
         nbytes = self._naive.tiled.nbytes
-        down, up = await asyncio.to_thread(_ordinary, self._number, nbytes, runs)
+        down, up = await asyncio.to_thread(ordinary, self._number, nbytes, runs)
         return {"tile": min(tries, key=statistics.median), "down": down, "up": up}
 
     async def raw(self, source: int, nbytes: int, runs: int) -> list[float]:
