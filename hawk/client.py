@@ -163,6 +163,7 @@ class Client(Operator):
         after: object = None,
         consumer: str = "",
         consumers: int | Sequence[str] = 1,
+        claim: str = "",
     ) -> OfferHandle:
         """Offers tokens `[0, tokens)` of a request, which lie in `blocks` (entry i: tokens from i * block_size).
 
@@ -173,6 +174,8 @@ class Client(Operator):
         consumer        name of the only agent that may fetch it; needed for a fetch without the ticket
         consumers       where several fetch it (the workers of a decode group whose heads it holds): how many, or the
                         names of their agents, each as often as it fetches
+        claim           32 hexadecimal digits that nobody can guess, for a ticket that was written before the offer
+                        (`hawk.integrations.remote`); used once
         note            up to 4096 bytes that travel with the cache, such as the first token
 
         Each consumer claims once; the offer is consumed when all have released it.  Until the handle's `ended`
@@ -200,6 +203,7 @@ class Client(Operator):
                     consumers=names,
                     claims=claims,
                     mark=0 if mark is None else mark.number,
+                    claim=text(claim, "claim", 32),
                 ),
                 Offered,
             )

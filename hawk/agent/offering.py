@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 from hawk.control.messages import Offer, Offered, OfferEnded, Ticket, encode_ticket, unpack_blocks
-from hawk.errors import Aborted, Draining, HawkError, InvalidArgument, UnknownRequest
+from hawk.errors import Aborted, AlreadyOffered, Draining, HawkError, InvalidArgument, UnknownRequest
 from hawk.jobs.offers import OfferEntry, Outcome
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
@@ -37,6 +38,7 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
     _check(message, cache)
     selection = Selection(layer=0, layers=cache.layout.shape.layers, token=0, tokens=message.tokens)
     blocks = check_blocks(cache.layout, unpack_blocks(message.blocks), selection, "blocks")
+    claim = _claim(agent, message)
     entry = OfferEntry(
         request=message.request,
         cache=cache,
@@ -46,6 +48,7 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         layers=message.layers,
         consumers=_consumers(message),
         count=message.claims,
+        claim=claim,
     )
     cache.lend(_read(entry))
     try:
@@ -67,6 +70,16 @@ def offer(agent: Agent, session: Session, message: Offer) -> Offered:
         part=cache.descr.part,
     )
     return Offered(message.id, encode_ticket(ticket))
+
+
+def _claim(agent: Agent, message: Offer) -> str:
+    """The offer's claim: the client's, or a fresh one.  One that was used is refused, as its ticket tells of that."""
+    claim = message.claim
+    if not claim:
+        return secrets.token_hex(16)
+    if agent.offers.past(claim) is not None or agent.offers.find(message.request, claim) is not None:
+        raise AlreadyOffered("an offer was made with this claim", field="claim", got=message.request)
+    return claim
 
 
 def _behind(agent: Agent, entry: OfferEntry, layers: int, mark: int) -> None:

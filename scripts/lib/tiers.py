@@ -57,7 +57,7 @@ MORE = (
     Tier("chaos", "two minutes of agents that are killed, stopped and cut off while they transfer"),
     Tier("lab", "RDMA and kernel modules in virtual machines", first=("scripts/lib/vmlab", "prepare")),
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
-    Tier("vllm", "vLLM's connector", modules=("vllm",)),
+    Tier("vllm", "vLLM engines with HAWK between them", first=("scripts/lib/vllm_env.py",)),
     Tier("ttnn", "Tenstorrent's library", modules=("ttnn",)),
 )
 TIERS = {tier.name: tier for tier in (*QUICK, *MORE)}

@@ -194,7 +194,7 @@ def _make_venv(env: Environment) -> None:
     env.path.mkdir()
     env.unfinished.touch()
     base = _base_python()
-    say(f"making .venv with Python {sys.version.split()[0]}")
+    say(f"making {env.path.name} with Python {sys.version.split()[0]}")
     done = subprocess.run([base, "-m", "venv", str(env.path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         if "ensurepip" in done.stdout + done.stderr:

@@ -71,6 +71,19 @@ def vllm_cpu(x: np.ndarray) -> list[np.ndarray]:
     return list(out)
 
 
+def vllm_cpu_amx(x: np.ndarray) -> list[np.ndarray]:
+    """As on CPUs with tile instructions: K in columns of 16 tokens, V in columns of 16 elements, rows woven by twos."""
+    layers, _, blocks, heads, slots, dim = x.shape
+    out = np.empty((layers, blocks, heads, 2, slots * dim), x.dtype)
+    for layer, b, h in np.ndindex(layers, blocks, heads):
+        k, v = x[layer, 0, b, h], x[layer, 1, b, h]
+        woven = [k[n : n + 16, d : d + 2].ravel() for n in range(0, slots, 16) for d in range(0, dim, 2)]
+        out[layer, b, h, 0] = np.concatenate(woven)
+        woven = [v[n : n + 2, d : d + 16].T.ravel() for d in range(0, dim, 16) for n in range(0, slots, 2)]
+        out[layer, b, h, 1] = np.concatenate(woven)
+    return list(out)
+
+
 def vllm_mla(x: np.ndarray) -> list[np.ndarray]:
     """(blocks, block_size, 576): one head, no V."""
     return apart(x, 2, 4, 3, 5)

@@ -135,6 +135,8 @@ class Offer(Struct, tag="offer", frozen=True, kw_only=True):
     consumer, consumers    the agent or agents that may claim it, each as often as it is named
     claims                 without such names, how many claims are to be released before it is consumed
     mark                   where a GPU is when these layers are written; 0: they are
+    claim                  what its ticket is to hold, where the client has told the consumer already; empty: the
+                           agent draws it
     """
 
     id: Count
@@ -149,6 +151,7 @@ class Offer(Struct, tag="offer", frozen=True, kw_only=True):
     consumers: Consumers = []
     claims: Annotated[int, Meta(ge=1, le=MOST_CONSUMERS)] = 1
     mark: Count = 0
+    claim: Annotated[str, Meta(max_length=32, pattern="^([0-9a-f]{32})?$")] = ""
 
 
 class Offered(Struct, tag="offered", frozen=True):

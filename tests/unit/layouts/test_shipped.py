@@ -61,6 +61,12 @@ def test_engines(name, shape):
         same(load(name).compile(shape, codec=codec), x, PLAIN[name](x))
 
 
+@pytest.mark.parametrize("shape", [KV, EVEN], ids=["kv", "even"])
+def test_cpu_attention_on_tiles(shape):
+    x = values(shape)
+    same(load("vllm/cpu-amx").compile(shape), x, engines.vllm_cpu_amx(x))
+
+
 def test_latents():
     x = values(LATENT)
     same(load("vllm/mla").compile(LATENT), x, engines.vllm_mla(x))
@@ -166,7 +172,8 @@ def test_each_has_a_reference():
     """A layout that is added without one fails here."""
     others = {
         "ascend/nz", "mla/interleaved", "tenstorrent/kv", "tenstorrent/kv-hf", "tenstorrent/kv-one-buffer",
-        "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/mla", "vllm/mla-indexer", "vllm/mla-fp8",
+        "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/cpu-amx", "vllm/mla", "vllm/mla-indexer",
+        "vllm/mla-fp8",
         "vllm/nhd-fp8", "flashinfer/mla",
         "xla/tiled-16bit", "xla/tiled-8bit",
     }  # fmt: skip

@@ -224,14 +224,14 @@ def test_waiting_for_another_set_up_has_an_end(clone: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
-    """Commands that `scripts/test` ran; there are tests in unit, lab and vllm only."""
+    """Commands that `scripts/test` ran; there are tests in unit, lab and ttnn only."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         commands.append([str(part) for part in command])
         return SimpleNamespace(returncode=3 if "pytest" in command else 1)  # 1: no module can be imported
 
-    for name in ("unit", "lab", "vllm"):
+    for name in ("unit", "lab", "ttnn"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "test_it.py").touch()
     monkeypatch.setattr(tiers, "TESTS", tmp_path)
@@ -248,7 +248,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
         (["nothing"], "no such tier: nothing"),
         (["unit", "lab"], "no such tier"),
         (["device"], "the tier device is not built yet"),
-        (["vllm"], "the tier vllm needs the Python module vllm"),
+        (["ttnn"], "the tier ttnn needs the Python module ttnn"),
     ],
 )
 def test_a_tier_that_cannot_run_fails_in_one_line(
@@ -276,6 +276,7 @@ def test_all_that_needs_nothing_runs_and_the_rest_is_told(
     table = capsys.readouterr().out.splitlines()
     assert table[0] == "tiers not run:"
     assert any(line.split()[0] == "lab" and "runs on request" in line for line in table)
+    assert any("ttnn" in line and "not here" in line for line in table)
     assert any(line.split()[0] == "device" and "not built yet" in line for line in table)
     assert any("scripts/test vllm" in line for line in table)
     assert not any(line.split()[0] == "unit" for line in table)

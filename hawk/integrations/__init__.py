@@ -1,0 +1,1 @@
+"""HAWK inside other systems.  Nothing here is imported by the rest of HAWK."""

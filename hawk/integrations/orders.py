@@ -1,0 +1,170 @@
+"""One order each, from its beginning to its end: what an `Engine` does on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hawk.cache import KVCache
+from hawk.errors import HawkError, StillDraining, UnknownRequest, VerificationFailed
+from hawk.integrations.remote import claim
+
+if TYPE_CHECKING:
+    from hawk.cache_gpu import Mark
+    from hawk.handles import Fetch, Ready
+    from hawk.integrations.books import FetchOrder, OfferOrder
+    from hawk.integrations.engine import Engine
+
+
+@dataclass(eq=False)
+class Offering:
+    """An offer from the hook's word to its end.
+
+    layers, mark    how many layers are written, and where a GPU is when they are
+    leaving         the engine wants its blocks back
+    over            HAWK reads the blocks no more
+    """
+
+    order: OfferOrder
+    began: float
+    layers: int = 0
+    mark: Mark | None = None
+    leaving: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+    _changed: asyncio.Event | None = None
+
+    def wake(self) -> None:
+        """On the loop: layers were written, or it is to end."""
+        if self._changed is not None:
+            self._changed.set()
+
+    def changed(self) -> asyncio.Event:
+        """Set by the next `wake`."""
+        self._changed = asyncio.Event()
+        return self._changed
+
+
+@dataclass(eq=False)
+class Fetching:
+    """A fetch from the hook's word to its end."""
+
+    order: FetchOrder
+    began: float
+    task: asyncio.Task[None] | None = None
+    started: bool = False
+    aborted: bool = False
+    failed: bool = False
+    over: bool = False
+
+    def abort(self) -> None:
+        """On the loop: ends it; it is over when no byte of it can land any more."""
+        if self.task is not None and self.started:  # one that has not sees `aborted` when it does
+            self.task.cancel()
+
+
+async def offer(engine: Engine, entry: Offering) -> str:
+    """Makes the offer, tells of its layers as they come, and returns how it ended."""
+    order, client, cache = entry.order, engine.client, engine.cache
+    assert client is not None
+    assert cache is not None
+    changed = entry.changed()
+    told, after = engine.taken(entry)
+    handle = await client.offer(
+        order.transfer,
+        cache,
+        engine.table(order.blocks),
+        tokens=order.tokens,
+        ttl=engine.settings.ttl,
+        note=bytes.fromhex(order.digest),
+        layers_ready=0
+        if entry.leaving
+        else told,  # it is made all the same: who waits for it is to hear of its end
+        after=after,
+        consumers=engine.consumers,
+        claim=claim(order.transfer, engine.number, order.attempt),
+    )
+    end = asyncio.get_running_loop().create_task(handle.ended())
+    try:
+        while not end.done():
+            if entry.leaving:
+                await handle.withdraw()
+            elif entry.layers > told:
+                told, after = engine.taken(entry)
+                with contextlib.suppress(UnknownRequest):  # it has ended meanwhile
+                    await handle.layers_ready(told, after=after)
+                continue
+            woken = asyncio.ensure_future(changed.wait())
+            await asyncio.wait({end, woken}, return_when=asyncio.FIRST_COMPLETED)
+            woken.cancel()
+            changed = entry.changed()
+        return await end
+    except BaseException:
+        # The blocks are the engine's again when this returns, so nobody may be reading them.
+        with contextlib.suppress(HawkError):
+            await handle.withdraw()
+        raise
+    finally:
+        end.cancel()
+
+
+async def fetch(engine: Engine, order: FetchOrder) -> Ready:
+    """Brings a request; being cancelled ends it, and returns when no byte of it can land any more."""
+    client, cache = engine.client, engine.cache
+    assert client is not None
+    assert cache is not None
+    job = client.fetch(
+        list(order.tickets),
+        into=cache,
+        blocks=engine.table(order.blocks),
+        first=order.first,
+        tokens=order.end - order.first,
+        timeout=engine.settings.timeout,
+        wait=True,
+    )
+    ready = await _drained(job)
+    if ready.note and order.digest and ready.note.hex() != order.digest:
+        raise VerificationFailed(
+            "what was prefilled is another prompt", field="note", got=ready.note.hex(), expected=order.digest
+        )
+    return ready
+
+
+async def _drained(job: Fetch) -> Ready:
+    """Its result; on every other way out no byte can land any more, however long that takes."""
+    try:
+        await job.start()
+        return await job.result()
+    except (asyncio.CancelledError, StillDraining):
+        while True:
+            try:
+                await job.abort()
+                break
+            except StillDraining:
+                continue
+        raise
+
+
+async def release(engine: Engine, tickets: tuple[str, ...], tokens: int) -> None:
+    """Ends an offer that nobody needs, by taking its last token into a block that is nobody's."""
+    client, cache = engine.client, engine.cache
+    assert client is not None
+    assert cache is not None
+    assert engine.scratch_turn is not None
+    async with engine.scratch_turn:
+        if engine.scratch is None:
+            assert cache.local is not None
+            engine.scratch = await client.register(KVCache.alloc(cache.local.spec.replace(blocks=1)))
+        size = engine.scratch.layout.shape.block_size
+        with contextlib.suppress(StillDraining):
+            await client.fetch(
+                list(tickets),
+                into=engine.scratch,
+                blocks=[0] * -(-tokens // size),
+                first=tokens - 1,
+                tokens=1,
+                timeout=engine.settings.timeout,
+                wait=True,
+            )
