@@ -175,7 +175,6 @@ class Books:
             self._drop(key, found, prompt)
 
     def _drop(self, key: str, found: Remote, prompt: int) -> None:
-        self.counts["dropped"] += 1
         self._orders.drops.append(DropOrder(key, found.tickets, self._end(found, prompt)))
 
     def _remote(self, key: str, params: Mapping[str, Any], prompt: int, digest: str) -> Remote | None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hawk.client import Client
     from hawk.handles import Cache
     from hawk.integrations.books import DropOrder, FetchOrder, OfferOrder
+    from hawk.integrations.orders import Scratch
     from hawk.integrations.settings import Settings
 
 log = get_log("hawk.integrations.engine")
@@ -90,8 +91,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self.client: Client | None = None
         self.cache: Cache | None = None
-        self.scratch: Cache | None = None
-        self.scratch_turn: asyncio.Lock | None = None
+        self.scratch: asyncio.Future[Scratch] | None = None
         self.consumers = 1
         self._offers: dict[str, Offering] = {}
         self._fetches: dict[str, Fetching] = {}
@@ -122,7 +122,6 @@ class Engine:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.scratch_turn = asyncio.Lock()
         name, role, size = self._start
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.agent:

@@ -14,9 +14,16 @@ from hawk.integrations.remote import claim
 
 if TYPE_CHECKING:
     from hawk.cache_gpu import Mark
-    from hawk.handles import Fetch, Ready
+    from hawk.client import Client
+    from hawk.handles import Cache, Fetch, Ready
     from hawk.integrations.books import FetchOrder, OfferOrder
     from hawk.integrations.engine import Engine
+
+
+_AT_A_TIME = 16
+"""Offers that are given back at a time."""
+
+Scratch = tuple["Cache", "asyncio.Queue[int]"]
 
 
 @dataclass(eq=False)
@@ -152,19 +159,29 @@ async def release(engine: Engine, tickets: tuple[str, ...], tokens: int) -> None
     client, cache = engine.client, engine.cache
     assert client is not None
     assert cache is not None
-    assert engine.scratch_turn is not None
-    async with engine.scratch_turn:
-        if engine.scratch is None:
-            assert cache.local is not None
-            engine.scratch = await client.register(KVCache.alloc(cache.local.spec.replace(blocks=1)))
-        size = engine.scratch.layout.shape.block_size
-        with contextlib.suppress(StillDraining):
-            await client.fetch(
-                list(tickets),
-                into=engine.scratch,
-                blocks=[0] * -(-tokens // size),
-                first=tokens - 1,
-                tokens=1,
-                timeout=engine.settings.timeout,
-                wait=True,
-            )
+    if engine.scratch is None:
+        engine.scratch = asyncio.ensure_future(_scratch(client, cache))
+    scratch, free = await asyncio.shield(engine.scratch)
+    block = await free.get()  # each may wait long, for an offer that is yet to be made
+    try:
+        await client.fetch(
+            list(tickets),
+            into=scratch,
+            blocks=[block] * tokens,
+            first=tokens - 1,
+            tokens=1,
+            timeout=engine.settings.timeout,
+            wait=True,
+        )
+    finally:
+        free.put_nowait(block)
+
+
+async def _scratch(client: Client, cache: Cache) -> Scratch:
+    """A cache of single tokens, and its blocks."""
+    assert cache.local is not None
+    free: asyncio.Queue[int] = asyncio.Queue()
+    for block in range(_AT_A_TIME):
+        free.put_nowait(block)
+    spec = cache.local.spec.replace(block_size=1, blocks=_AT_A_TIME)
+    return await client.register(KVCache.alloc(spec)), free
