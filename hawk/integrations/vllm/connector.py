@@ -270,13 +270,6 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
             getattr(self._kv_cache_config, "kv_cache_layout", None)
             or self._config.cache_config.kv_cache_layout
         )
-        if first.device.type != "cpu" and self._side != "prefill":
-            raise RegistrationFailed(
-                "no transport writes into memory of a GPU here",
-                field="kv_role",
-                got=self._side,
-                expected="kv_producer",
-            )
         page = f"vllm/{layout.lower()}"
         if first.device.type == "cpu" and api.pages_of(self._config, names[0]) == "CPU_ATTN":
             page = api.cpu_page(api.attention(self._config, names[0]).isa, first)
