@@ -31,6 +31,7 @@ from hawk.transports.verbs import _device, _find, _wire
 from hawk.transports.verbs._choose import ip_of, open_ports
 from hawk.transports.verbs._config import VerbsConfig
 from hawk.transports.verbs._device import VerbsError
+from hawk.transports.verbs._events import Watch
 from hawk.transports.verbs._link import VerbsLink
 from hawk.transports.verbs._numa import Distances
 from hawk.transports.verbs._pyverbs import PyverbsDriver
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from hawk.memory.region import Region
     from hawk.transports.verbs._choose import Chosen
-    from hawk.transports.verbs._device import Driver
+    from hawk.transports.verbs._device import Device, Driver
 
 __all__ = ["VerbsConfig", "VerbsTransport"]
 
@@ -75,6 +76,7 @@ class VerbsTransport(Transport):
         self._ports: Sequence[Chosen] = ()
         self._registrations: Registrations | None = None
         self._shared: Shared | None = None
+        self._watch: Watch | None = None
         self._server: Server | None = None
         self._links: set[VerbsLink] = set()
         self._registering: asyncio.Task[None] | None = None
@@ -117,6 +119,8 @@ class VerbsTransport(Transport):
             self._shared = Shared(
                 self.config, self._ports, worker, self._registrations, pools, Distances.read()
             )
+            self._watch = Watch(self._shared, self._device_failed)
+            self._watch.start()
             server = Server(self._shared, self._grants, self._token)
             self._server = server
             await server.start(self._host)
@@ -179,6 +183,9 @@ class VerbsTransport(Transport):
         if self._registrations is not None:
             await self._registrations.close()
             self._registrations = self._shared = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.close()
         worker, self._worker = self._worker, None
         ports, self._ports = self._ports, ()
         if worker is not None:
@@ -193,7 +200,11 @@ class VerbsTransport(Transport):
         """See `Transport.trouble`."""
         if self._server is None or not self._server.listening:
             return "it does not listen any more"
-        return self._server.trouble
+        return (self._watch.trouble() if self._watch is not None else None) or self._server.trouble
+
+    def _device_failed(self, device: Device) -> None:
+        for link in list(self._links):
+            link.device_failed(device)
 
     def counts(self) -> Mapping[str, int]:
         """See `Transport.counts`."""

@@ -40,6 +40,24 @@ STATUS = {
     RNR_EXCEEDED: "receiver not ready, retries exceeded",
 }
 
+# enum ibv_event_type
+DEVICE_FATAL, PORT_ACTIVE, PORT_ERROR, QUEUE_FATAL = 8, 9, 10, 1
+
+EVENTS = {
+    0: "completion queue error",
+    QUEUE_FATAL: "queue pair fatal",
+    2: "queue pair request error",
+    3: "queue pair access error",
+    DEVICE_FATAL: "device fatal",
+    PORT_ACTIVE: "port active",
+    PORT_ERROR: "port error",
+    11: "local identifier changed",
+    18: "GID changed",
+}
+
+PORT_EVENTS = (PORT_ACTIVE, PORT_ERROR)
+QUEUE_EVENTS = (0, QUEUE_FATAL, 2, 3)
+
 ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"
 
 MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
@@ -233,6 +251,13 @@ class Device(Protocol):
     def name(self) -> str: ...
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when the device says something by itself; -1 where the library does not show that."""
+
+    def take_event(self) -> int | None:
+        """The kind (`EVENTS`) of the next thing that it said, None where there is none.  Quick."""
 
     def ports(self) -> Sequence[Port]:
         """Its ports as they are now."""

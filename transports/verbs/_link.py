@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from hawk.memory.region import Region, Segments
+    from hawk.transports.verbs._device import Device
     from hawk.transports.verbs._shared import Shared
 
 log = get_log("hawk.transports.verbs")
@@ -117,7 +118,7 @@ class VerbsLink(Link):
         try:
             for end in ends:
                 await end.open()
-            mine = [end.facts(self._port_of(s)) for s, end in zip(self._stripes, ends, strict=True)]
+            mine = [end.facts(s.index % self._peer_ports) for s, end in zip(self._stripes, ends, strict=True)]
             inlets = await self._inlet.open() if self._inlet is not None else []
             answer = await dialogue.first(_wire.Hello(_wire.VERSION, token, mine, self._name, inlets))
             if isinstance(answer, _wire.Refused):
@@ -148,9 +149,6 @@ class VerbsLink(Link):
             batch_bytes=self._config.batch,
         )
         dialogue.listen(self._lost)
-
-    def _port_of(self, stripe: Stripe) -> int:
-        return stripe.index % self._peer_ports
 
     def _end(self, stripe: Stripe) -> End:
         chosen = self._ports[stripe.device]
@@ -321,7 +319,7 @@ class VerbsLink(Link):
         since = time.monotonic()
         while self._over is None:
             if delay := _mend.pause(stripe.failures):
-                await self._pause(delay)
+                await _mend.rest(delay, self._ending)
             try:
                 await self._renew(stripe)
                 break
@@ -333,10 +331,13 @@ class VerbsLink(Link):
                     self._lost(TransferFailed("no queue pair can be made anew", got=error, peer=self._peer))
         self._pump()
 
-    async def _pause(self, seconds: float) -> None:
-        """Waits; not for a link that ends meanwhile."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
+    def device_failed(self, device: Device) -> None:
+        """Its queue pairs are of no more use, whether they have said so or not."""
+        for stripe in self._stripes:
+            if self._ports[stripe.device].device is device and stripe.end is not None:
+                stripe.break_()
+        if self._inlet is not None:
+            self._inlet.ways.device_failed(device)
 
     async def _renew(self, stripe: Stripe) -> None:
         if self._over is not None or self._dialogue is None:
@@ -345,7 +346,7 @@ class VerbsLink(Link):
         adopted = False
         try:
             await end.open()
-            facts, limit = end.facts(self._port_of(stripe)), self._config.handshake_timeout
+            facts, limit = end.facts(stripe.index % self._peer_ports), self._config.handshake_timeout
             theirs = await _mend.anew(self._dialogue, stripe.index, facts, self._peer_ports, limit)
             await end.connect(theirs)
             if self._over is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from hawk.errors import TransferFailed
@@ -24,6 +25,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 def pause(failures: int) -> float:
     """Seconds to wait after so many failures in a row."""
     return 0.0 if failures <= 1 else min(_FIRST_PAUSE * 2.0 ** min(failures - 2, 16), _LONGEST_PAUSE)
+
+
+async def rest(seconds: float, ending: asyncio.Event) -> None:
+    """Waits; not for who ends meanwhile."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ending.wait(), seconds)
 
 
 async def insist(ending: Callable[[], Awaitable[None]], what: str, **about: object) -> None:

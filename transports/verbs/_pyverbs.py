@@ -21,12 +21,13 @@ from pathlib import Path as File
 from typing import TYPE_CHECKING
 
 from hawk.transports.verbs import _device, _find
-from hawk.transports.verbs._device import GidEntry, Limits, Port
+from hawk.transports.verbs._device import GidEntry, Limits, Port, VerbsError
 from hawk.transports.verbs._pyverbs_call import (
     PyverbsRegistration,
     PyverbsWindow,
     calling,
     descriptors,
+    event_descriptors,
     part,
 )
 from hawk.transports.verbs._pyverbs_queue import PyverbsCompletions, PyverbsQueue
@@ -58,8 +59,14 @@ class PyverbsDevice:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.event_fd = -1
         with descriptors, calling("ibv_open_device"):
+            before = event_descriptors()
             self._context = part("device").Context(name=name)
+            fresh = event_descriptors() - before
+        if len(fresh) == 1 and hasattr(self._context, "get_async_event"):
+            (self.event_fd,) = fresh
+            os.set_blocking(self.event_fd, False)
         with calling("ibv_query_device"):
             attributes = self._context.query_device()
             self._pd = part("pd").PD(self._context)
@@ -76,6 +83,17 @@ class PyverbsDevice:
             immediates=hasattr(part("cq").WC, "imm_data"),
         )
         self._ports = int(attributes.phys_port_cnt)
+
+    def take_event(self) -> int | None:
+        """See `Device.take_event`; acknowledged at once, since destroying a queue pair waits for that."""
+        try:
+            with calling("ibv_get_async_event"):
+                event = self._context.get_async_event()
+        except VerbsError:
+            return None  # EAGAIN, which pyverbs does not always pass on
+        kind = int(event.event_type)
+        event.ack()
+        return kind
 
     def ports(self) -> list[Port]:
         """See `Device.ports`."""

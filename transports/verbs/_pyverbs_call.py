@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import os
 import re
 import threading
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,16 @@ descriptors = threading.Lock()
 
 Which one belongs to a channel is seen by what appears while it is made, and nothing else may come or go meanwhile.
 """
+
+
+def event_descriptors() -> set[int]:
+    """Descriptors of this process by which devices and completion channels tell of something."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
+                found.add(int(name))
+    return found
 
 
 @functools.cache

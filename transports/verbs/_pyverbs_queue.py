@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import functools
@@ -19,6 +18,7 @@ from hawk.transports.verbs._pyverbs_call import (
     PyverbsWindow,
     calling,
     descriptors,
+    event_descriptors,
     part,
 )
 
@@ -38,15 +38,6 @@ def gid_text(gid: bytes) -> str:
     return ":".join(gid[i : i + 2].hex() for i in range(0, 16, 2))
 
 
-def _event_descriptors() -> set[int]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
-                found.add(int(name))
-    return found
-
-
 class PyverbsCompletions:
     """See `Completions`."""
 
@@ -54,9 +45,9 @@ class PyverbsCompletions:
         module = part("cq")
         self._error = part("pyverbs_error").PyverbsError
         with descriptors, calling("ibv_create_comp_channel"):
-            before = _event_descriptors()
+            before = event_descriptors()
             self._channel = module.CompChannel(context)
-            fresh = _event_descriptors() - before
+            fresh = event_descriptors() - before
         try:
             if len(fresh) != 1:
                 raise VerbsError(errno.EBADF, "finding the completion channel's descriptor")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hawk.transports.verbs._worker import Worker
 
 BROKEN, PULLED, PUSHED = "queue-pair-broken", "read-pulled", "read-pushed"
+DEVICE_FAILED, PORT_DOWN, QUEUE_PAIR_EVENT = "device-failed", "port-down", "queue-pair-event"
+
+_COUNTED = (BROKEN, PULLED, PUSHED, DEVICE_FAILED, PORT_DOWN, QUEUE_PAIR_EVENT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,4 +39,4 @@ class Shared:
     registrations: Registrations
     pools: Mapping[int, WindowPool]
     distances: Distances
-    counts: Counter[str] = field(default_factory=lambda: Counter({BROKEN: 0, PULLED: 0, PUSHED: 0}))
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTED, 0)))

@@ -16,6 +16,7 @@ from hawk.transports.verbs._windows import Visit, WindowEnd, WindowPool, retire
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
+    from hawk.transports.verbs._device import Device
     from hawk.transports.verbs._dialogue import Dialogue
     from hawk.transports.verbs._shared import Shared
 
@@ -67,6 +68,7 @@ class Ways:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: HawkError | None = None
+        self._ending = asyncio.Event()
         self.visits: set[Visit] = set()
         self.on_received: Callable[[int, int], None] = lambda index, immediate: None
         self.on_broken: Callable[[int], None] = lambda index: None
@@ -148,6 +150,12 @@ class Ways:
             self._changed.clear()
             await self._changed.wait()
 
+    def device_failed(self, device: Device) -> None:
+        """Its queue pairs are of no more use, whether they have said so or not."""
+        for way in self._ways:
+            if self._ports[way.device].device is device and way.end is not None:
+                way.end.break_()
+
     def _broke(self, way: Way) -> None:
         way.failures += 1
         self.on_broken(way.index)
@@ -168,7 +176,7 @@ class Ways:
         way.end = None
         while self._over is None:
             if delay := _mend.pause(way.failures):
-                await asyncio.sleep(delay)
+                await _mend.rest(delay, self._ending)
             try:
                 await self._renew(way)
                 return
@@ -200,6 +208,7 @@ class Ways:
         """The link carries nothing more: nothing is asked for any more, and the queue pairs go."""
         self._over = error
         self._changed.set()
+        self._ending.set()
         for way in self._ways:
             if way.end is not None:
                 way.end.break_()

@@ -5,10 +5,12 @@ Two guests share the tests between them; each reads from itself.
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 from typing import Any
 
 from hawk.transports.base import Transport
-from hawk.transports.testing import AccessContract, ContractBase, EndsContract, MovingContract
+from hawk.transports.testing import LIMIT, AccessContract, ContractBase, EndsContract, MovingContract
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from tests.contract.verbs_keys import StaleKeys, StaleWriters
 from tests.lab.guest.rdma import guests, node
@@ -29,6 +31,11 @@ class OverRxe(ContractBase):
         return VerbsTransport(self.config)
 
 
+def interface(state: str) -> None:
+    """Takes this guest's network interface up or down, and with it the device's port."""
+    subprocess.run(["ip", "link", "set", "eth0", state], check=True, timeout=30)
+
+
 if here(1):
 
     class TestBytes(OverRxe, MovingContract, StaleKeys):
@@ -45,6 +52,20 @@ if here(2):
 
     class TestKeysAndEndings(OverRxe, AccessContract, EndsContract):
         config = VerbsConfig(queue_pairs=1, **SMALL)
+
+    async def test_a_port_that_goes_down_is_told_and_that_it_is_up_again() -> None:
+        transport = VerbsTransport()
+        await transport.start()
+        try:
+            assert transport.trouble() is None
+            for state, trouble in (("down", "no RDMA port is active: rxe0:1"), ("up", None)):
+                interface(state)
+                async with asyncio.timeout(LIMIT):
+                    while transport.trouble() != trouble:
+                        await asyncio.sleep(0.05)
+            assert transport.counts()["port-down"] == 1
+        finally:
+            await transport.close()
 
     class TestWithoutWindows(OverRxe, AccessContract):
         config = VerbsConfig(queue_pairs=2, windows="off", **SMALL)

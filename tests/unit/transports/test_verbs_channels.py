@@ -84,7 +84,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     made = Library()
     for module in (_pyverbs, _pyverbs_call, _pyverbs_queue):
         monkeypatch.setattr(module, "part", made.part)
-    monkeypatch.setattr(_pyverbs_queue, "_event_descriptors", lambda: set(made.open))
+    for module in (_pyverbs, _pyverbs_queue):
+        monkeypatch.setattr(module, "event_descriptors", lambda: set(made.open))
     yield made
     assert not made.open
 
@@ -115,8 +116,50 @@ def test_a_channel_whose_descriptor_is_not_found_is_given_back(
 ) -> None:
     device = PyverbsDevice("rxe0")
     before = set(library.open)
-    monkeypatch.setattr(_pyverbs_queue, "_event_descriptors", set)
+    monkeypatch.setattr(_pyverbs_queue, "event_descriptors", set)
     with pytest.raises(VerbsError, match="descriptor"):
         PyverbsCompletions(None, 8)
     assert library.open == before
     device.close()
+
+
+def test_what_a_device_says_is_read_and_acknowledged(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor is the one that appears as it is opened, and reading it never waits."""
+    reading, writing = os.pipe()
+    shown: set[int] = set()
+    acknowledged: list[int] = []
+
+    class Talking(Opened):
+        def query_device(self) -> Any:
+            return plain.query_device()
+
+        def get_async_event(self) -> Any:
+            try:
+                (kind,) = os.read(reading, 1)
+            except BlockingIOError:
+                raise PyverbsError("Failed to get async event. Errno: 11") from None
+            return SimpleNamespace(event_type=kind, ack=lambda: acknowledged.append(kind))
+
+    def opening(name: str) -> Any:
+        shown.add(reading)
+        return Talking(library.open)
+
+    part = library.part
+    with _pyverbs_call.descriptors:
+        plain = part("device").Context("rxe0")
+    parts = {"device": SimpleNamespace(Context=opening)}
+    monkeypatch.setattr(_pyverbs, "part", lambda name: parts.get(name) or part(name))
+    monkeypatch.setattr(_pyverbs, "event_descriptors", lambda: set(shown))
+    device = PyverbsDevice("rxe0")
+    assert device.event_fd == reading
+    assert device.take_event() is None
+    os.write(writing, bytes([10, 9]))
+    assert [device.take_event() for _ in range(3)] == [10, 9, None]
+    assert acknowledged == [10, 9]
+    device.close()
+    with _pyverbs_call.descriptors:
+        plain.close()
+    for fd in (reading, writing):
+        os.close(fd)

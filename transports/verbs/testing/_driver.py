@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import ipaddress
 import os
 import socket
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from hawk.transports._threads import shut
@@ -118,6 +120,22 @@ class FakeDevice:
         self._threads: list[threading.Thread] = []
         self.closed = False
         self.left = 0
+        self.event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self._events: deque[int] = deque()
+
+    def say(self, kind: int, *, ports_active: bool | None = None) -> None:
+        """The device says something by itself; its ports are up or down by then."""
+        if ports_active is not None:
+            self._ports = [dataclasses.replace(port, active=ports_active) for port in self._ports]
+        self._events.append(kind)
+        os.eventfd_write(self.event_fd, 1)
+
+    def take_event(self) -> int | None:
+        """See `Device.take_event`."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.event_fd)
+            return self._events.popleft()
+        return None
 
     def ports(self) -> list[Port]:
         """See `Device.ports`."""
@@ -194,6 +212,9 @@ class FakeDevice:
             shut(sock)
         for thread in self._threads:
             thread.join()
+        if self.event_fd >= 0:
+            os.close(self.event_fd)
+            self.event_fd = -1
         self.left = len(left) + len(self.table)
         if self.left:
             raise VerbsError(errno.EBUSY, "ibv_dealloc_pd")

@@ -1,0 +1,78 @@
+"""verbs over devices without hardware that say something by themselves: ports, queue pairs, devices."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hawk.transports.testing import LIMIT
+from hawk.transports.verbs import VerbsTransport, _device
+from hawk.transports.verbs.testing import PORT, FakeDriver
+from tests.contract.test_verbs_breaking import ARENA, Pair, pair
+
+TWO: dict[str, Any] = {"devices": ("a", "b"), "queue_pairs": 4}
+
+
+def two() -> FakeDriver:
+    ports = {name: [dataclasses.replace(PORT, numa=node)] for node, name in enumerate("ab")}
+    return FakeDriver(["a", "b"], ports=ports)
+
+
+async def becomes(transport: VerbsTransport, trouble: str | None) -> None:
+    async with asyncio.timeout(LIMIT):
+        while (transport.trouble() or "") != (trouble or ""):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("side", ["serving", "reading"])
+async def test_an_agent_whose_only_port_is_down_says_so_until_it_is_up(side: str) -> None:
+    async with pair() as it:
+        transport = getattr(it, side)
+        (device,) = it.driver(transport).opened
+        assert transport.trouble() is None
+        device.say(_device.PORT_ERROR, ports_active=False)
+        await becomes(transport, "no RDMA port is active: fake0:1")
+        device.say(_device.PORT_ACTIVE, ports_active=True)
+        await becomes(transport, None)
+        assert transport.counts()["port-down"] == 1
+        await it.read(it.serving.grant(0, ARENA).key)
+
+
+async def test_one_port_of_two_is_enough() -> None:
+    async with pair(two(), two(), **TWO) as it:
+        a, b = it.driver(it.serving).opened
+        b.say(_device.PORT_ERROR, ports_active=False)
+        async with asyncio.timeout(LIMIT):
+            while not it.serving.counts()["port-down"]:
+                await asyncio.sleep(0)
+        assert it.serving.trouble() is None
+        a.say(_device.DEVICE_FATAL)
+        await becomes(it.serving, "the RDMA device failed, and only a restart opens it again: a:1, b:1")
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_queue_pairs_of_a_device_that_failed_are_left_at_once(direction: str) -> None:
+    async with pair(two(), two(), direction=direction, handshake_timeout=0.5, **TWO) as it:
+        (device,) = [d for d in it.driver(it.reading).opened if d.name == "b"]
+        it.faults.dead.add("b")
+        before = set(device.queues)
+        device.say(_device.DEVICE_FATAL)
+        async with asyncio.timeout(LIMIT):
+            while before & set(device.queues):
+                await asyncio.sleep(0)
+        assert it.reading.counts()["device-failed"] == 1
+        assert it.reading.counts()["queue-pair-broken"] >= (2 if direction == "pull" else 4)
+        await it.read(it.serving.grant(0, ARENA).key)
+
+
+async def test_events_of_queue_pairs_are_counted_and_others_passed_over() -> None:
+    async with pair() as it:
+        (device,) = Pair.driver(it.serving).opened
+        for kind in (_device.QUEUE_FATAL, 3, 18, 4711):
+            device.say(kind)
+        async with asyncio.timeout(LIMIT):
+            while it.serving.counts()["queue-pair-event"] < 2:
+                await asyncio.sleep(0)
+        assert it.serving.trouble() is None
+        await it.read(it.serving.grant(0, ARENA).key)
