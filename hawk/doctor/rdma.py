@@ -6,12 +6,14 @@ The files are those of `Documentation/ABI/stable/sysfs-class-infiniband` in the 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hawk.doctor.findings import Finding, ok, warn
+from hawk.transports.verbs import _find
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +28,7 @@ BTH 12, XRC 4, atomic 28, ICRC 4."""
 
 PATH_MTUS = (4096, 2048, 1024, 512, 256)
 
-PYVERBS = "/usr/lib/python3/dist-packages/pyverbs"
-PYVERBS_PACKAGE = "python3-pyverbs"
+PYVERBS_PACKAGE = _find.PACKAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,17 @@ def _mtu(machine: Machine, name: str, interface: str) -> Iterator[Finding]:
 
 
 def pyverbs(machine: Machine) -> Iterator[Finding]:
-    """Whether the distribution's package is there, and is for this Python."""
-    built = [name for name in machine.names(PYVERBS) if name.startswith("device.")]
+    """Whether the package is there, where the transport looks for it, and is for this Python."""
     ours = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
+    found = [(str(place), _built(machine, str(place))) for place in _find.places()]
+    found.sort(key=lambda each: (not any(ours in name for name in each[1]), not each[1]))  # usable, then any
+    place, built = found[0]
     if not built:
-        if has_devices(machine):
+        if named := os.environ.get(_find.VARIABLE):
+            yield warn(
+                "pyverbs", f"none in {named}", f"{_find.VARIABLE} names the folder that has `pyverbs` in it"
+            )
+        elif has_devices(machine):
             remedy = f"`apt-get install {PYVERBS_PACKAGE}`, for the verbs transport"
             yield warn("pyverbs", "not installed", remedy)
         else:
@@ -141,10 +148,13 @@ def pyverbs(machine: Machine) -> Iterator[Finding]:
             )
         return
     if any(ours in name for name in built):
-        yield ok("pyverbs", f"the distribution's {PYVERBS_PACKAGE}")
+        yield ok("pyverbs", f"in {place}")
         return
     versions = sorted({match[1] for name in built if (match := re.search(r"cpython-(\d+)", name))})
     wanted = ", ".join(f"{version[0]}.{version[1:]}" for version in versions) or "another Python"
-    yield warn(
-        "pyverbs", f"the distribution's is for Python {wanted}", "Run HAWK with that Python to use verbs"
-    )
+    yield warn("pyverbs", f"that in {place} is for Python {wanted}", "Run HAWK with that Python to use verbs")
+
+
+def _built(machine: Machine, place: str) -> list[str]:
+    """Compiled files of the package in a folder, of whichever Python."""
+    return [name for name in machine.names(f"{place}/pyverbs") if name.startswith("device.")]

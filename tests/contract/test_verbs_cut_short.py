@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -47,10 +47,10 @@ async def serving(**config: Any) -> AsyncIterator[VerbsTransport]:
     nothing_left(transport)
 
 
-async def cancelled_after(steps: int, doing: Awaitable[Any]) -> bool:
+async def cancelled_after(turns: int, doing: Awaitable[Any]) -> bool:
     """Cancels after so many turns of the loop; False where it was over before."""
     task = asyncio.ensure_future(doing)
-    for _ in range(steps):
+    for _ in range(turns):
         if task.done():
             break
         await asyncio.sleep(0)
@@ -63,15 +63,53 @@ async def cancelled_after(steps: int, doing: Awaitable[Any]) -> bool:
     return early
 
 
-STEPS = [0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 45, 70, 110, 200]
+class Steps:
+    """Turns of the loop after which something is cut short: ever more of them, until it was `over` before."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def __iter__(self) -> Iterator[int]:
+        turns = 0
+        while not self.over:
+            yield turns
+            turns += max(turns // 2, 1)
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
-    for steps in STEPS:
+    steps = Steps()
+    for turns in steps:
         transport = make()
-        await cancelled_after(steps, transport.start())
+        steps.over = not await cancelled_after(turns, transport.start())
         await transport.close()
         nothing_left(transport)
+
+
+async def test_two_starts_at_once_are_one() -> None:
+    transport, there = make(), SharedArena(ARENA)
+    await asyncio.gather(*(transport.start() for _ in range(3)))
+    assert len(devices(transport)) == 1
+    transport.serve(there.region)
+    await transport.start()
+    link = await transport.connect(transport.endpoint, timeout=LIMIT)
+    await link.read(transport.grant(0, ARENA).key, WHOLE, Targets([ARENA]).regions, timeout=LIMIT)
+    await transport.close()
+    there.close()
+    nothing_left(transport)
+
+
+async def test_a_start_after_one_that_was_cancelled_is_whole() -> None:
+    transport = make()
+    first = asyncio.ensure_future(transport.start())
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(transport.start())
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert first.cancelled()
+    assert transport.trouble() is None
+    await transport.close()
+    nothing_left(transport)
 
 
 async def test_a_start_that_is_cancelled_while_the_device_opens_leaves_nothing() -> None:
@@ -98,7 +136,8 @@ async def test_a_start_that_is_cancelled_while_the_device_opens_leaves_nothing()
 
 
 async def test_a_close_that_is_cancelled_is_finished_by_the_next() -> None:
-    for steps in STEPS:
+    steps = Steps()
+    for turns in steps:
         arena = SharedArena(ARENA)
         one, other = make(), make()
         for each in (one, other):
@@ -106,8 +145,9 @@ async def test_a_close_that_is_cancelled_is_finished_by_the_next() -> None:
         one.serve(arena.region)
         link = await other.connect(one.endpoint, timeout=LIMIT)
         await link.read(one.grant(0, ARENA).key, WHOLE, Targets([ARENA]).regions, timeout=LIMIT)
+        steps.over = True
         for each in (one, other):
-            await cancelled_after(steps, each.close())
+            steps.over &= not await cancelled_after(turns, each.close())
             await each.close()
             nothing_left(each)
         arena.close()
@@ -130,24 +170,28 @@ async def test_closing_twice_at_once() -> None:
 
 async def test_connecting_that_is_cancelled_leaves_nothing() -> None:
     async with serving() as one:
-        for steps in STEPS:
+        steps = Steps()
+        for turns in steps:
             other = make()
             await other.start()
-            await cancelled_after(steps, other.connect(one.endpoint, timeout=LIMIT))
+            steps.over = not await cancelled_after(turns, other.connect(one.endpoint, timeout=LIMIT))
             assert not devices(other)[0].queues or other._links
             await other.close()
             nothing_left(other)
 
 
-async def test_a_read_that_is_cancelled_leaves_nothing() -> None:
-    async with serving() as one:
-        for steps in STEPS:
-            other = make()
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_a_read_that_is_cancelled_leaves_nothing(direction: str) -> None:
+    async with serving(direction=direction) as one:
+        steps = Steps()
+        for turns in steps:
+            other = make(direction=direction)
             await other.start()
             link = await other.connect(one.endpoint, timeout=LIMIT)
             grant = one.grant(0, ARENA)
-            await cancelled_after(steps, link.read(grant.key, WHOLE, Targets([ARENA]).regions, timeout=LIMIT))
-            await cancelled_after(steps, one.revoke(grant))
+            reading = link.read(grant.key, WHOLE, Targets([ARENA]).regions, timeout=LIMIT)
+            steps.over = not await cancelled_after(turns, reading)
+            await cancelled_after(turns, one.revoke(grant))
             assert await one.revoke(grant)
             await other.close()
             nothing_left(other)
@@ -210,10 +254,12 @@ async def test_closing_while_a_target_is_registered() -> None:
         nothing_left(other)
 
 
-async def test_closing_while_reads_run() -> None:
-    async with serving() as one:
-        for steps in STEPS:
-            other = make()
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_closing_while_reads_run(direction: str) -> None:
+    async with serving(direction=direction) as one:
+        steps = Steps()
+        for turns in steps:
+            other = make(direction=direction)
             await other.start()
             link = await other.connect(one.endpoint, timeout=LIMIT)
             reads = [
@@ -222,8 +268,9 @@ async def test_closing_while_reads_run() -> None:
                 )
                 for _ in range(3)
             ]
-            for _ in range(steps):
+            for _ in range(turns):
                 await asyncio.sleep(0)
+            steps.over = all(each.done() for each in reads)
             await other.close()
             for each in await asyncio.gather(*reads, return_exceptions=True):
                 assert each is None or isinstance(each, HawkError), repr(each)

@@ -82,6 +82,7 @@ class VerbsTransport(Transport):
         self._registering: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._host = ""
+        self._starting = asyncio.Lock()
 
     @classmethod
     def probe(cls) -> Viability:
@@ -95,8 +96,11 @@ class VerbsTransport(Transport):
 
         Raises `InvalidArgument` or `NotViable` naming the setting or the device, `TransportError` naming the address.
         """
-        if self._server is not None:
-            return
+        async with self._starting:  # whoever comes second finds it started, or tries it anew
+            if self._server is None:
+                await self._start()
+
+    async def _start(self) -> None:
         self._worker = worker = Worker()
         try:
             driver: Driver = self.driver if self.driver is not None else PyverbsDriver()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -27,6 +28,21 @@ HINT = f"Install {PACKAGE} and ibverbs-providers (Debian, Ubuntu) or {PACKAGE} a
 SYSFS = Path("/sys/class/infiniband")
 
 
+VARIABLE = "HAWK_PYVERBS_PATH"
+"""Names the folder that has the package `pyverbs` in it, where that is neither this environment's nor found by rule."""
+
+
+def places() -> list[Path]:
+    """Folders in which the package may lie, in the order in which it is looked for.
+
+    That which `VARIABLE` names, and no other, where it is set; else this environment's own and those of distributions.
+    """
+    if named := os.environ.get(VARIABLE):
+        return [Path(named)]
+    own = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")]
+    return list(dict.fromkeys([*own, *folders()]))
+
+
 def folders() -> list[Path]:
     """Where distributions put packages for this version of Python."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -41,7 +57,7 @@ def folders() -> list[Path]:
     return found
 
 
-def load(places: Sequence[Path] | None = None) -> ModuleType:
+def load(within: Sequence[Path] | None = None) -> ModuleType:
     """The pyverbs package, from the environment or else the distribution.
 
     Raises `MissingDependency` where there is none, or one that was built for another Python.
@@ -50,8 +66,11 @@ def load(places: Sequence[Path] | None = None) -> ModuleType:
     if known is not None:
         return _usable(known)
     unusable: MissingDependency | None = None
-    if places is None:
-        places = folders()
+    named = os.environ.get(VARIABLE)
+    if within is None and named:
+        within = [Path(named)]
+    if within is None:
+        within = folders()
         try:
             return _usable(importlib.import_module("pyverbs"))
         except ImportError:
@@ -60,7 +79,7 @@ def load(places: Sequence[Path] | None = None) -> ModuleType:
             # A folder of that name on the path, for instance; the distribution's may do all the same.
             unusable = error
             _forget()
-    for folder in places:
+    for folder in within:
         start = folder / "pyverbs" / "__init__.py"
         if not start.is_file():
             continue
@@ -82,6 +101,8 @@ def load(places: Sequence[Path] | None = None) -> ModuleType:
         except BaseException:
             _forget()
             raise
+    if named:
+        raise MissingDependency("no package pyverbs is there", field=VARIABLE, got=named, hint=HINT)
     raise unusable or MissingDependency(
         "pyverbs is not installed", field="transport.verbs", got="no package pyverbs", hint=HINT
     )

@@ -241,7 +241,7 @@ class Registrations:
             known = self._known[key] = _Known(array, made)
         try:
             return await asyncio.shield(known.made)
-        except RegistrationFailed:
+        except Exception:
             # Not remembered: what was short may be there the next time.
             if self._known.get(key) is known:
                 del self._known[key]
@@ -263,10 +263,15 @@ class Registrations:
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, known: _Known) -> None:
-        with contextlib.suppress(RegistrationFailed):
+        try:
             registered = await known.made
-            for each in registered.slices:
-                await self._worker.call(close, each)
+        except RegistrationFailed:
+            return  # told to whoever asked for it
+        except Exception:
+            log.exception("a registration failed on a fault of ours")
+            return
+        for each in registered.slices:
+            await self._worker.call(close, each)
 
     async def close(self) -> None:
         """Ends all of them; nobody uses them any more."""

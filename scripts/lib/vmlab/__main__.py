@@ -63,10 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="scripts/vm-lab [OPTIONS] prepare | list | run [SUITE ...] [-- PYTEST ARGUMENTS] | exec -- COMMAND ...",
     )
     parser.add_argument("--kernel", metavar="CHOICE", help=f"instead of {CHOICE}")
-    parser.add_argument("--guests", type=int, choices=(1, 2), default=1, help="for exec")
-    parser.add_argument(
-        "--timeout", type=_seconds, default=300.0, metavar="S", help="for exec, in seconds (300)"
-    )
+    parser.add_argument("--guests", type=int, choices=(1, 2), help="for exec (1)")
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="for exec, in seconds (300)")
     parser.add_argument(
         "--build", action="append", default=[], metavar="FOLDER", help="for exec: build a module first"
     )
@@ -74,6 +72,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("command", choices=("prepare", "list", "run", "exec"), help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", help=argparse.SUPPRESS)
     return parser
+
+
+def _refuse_what_would_be_ignored(asked: argparse.Namespace, rest: list[str]) -> None:
+    """Ends with what was given and means nothing to this command, by name."""
+    of_exec = {"--guests": asked.guests, "--timeout": asked.timeout, "--build": asked.build or None}
+    given = [name for name, value in of_exec.items() if value is not None]
+    if asked.command != "exec" and given:
+        fail(f"{asked.command} does not take {', '.join(given)}; exec does")
+    if asked.command in ("list", "prepare"):
+        if asked.names or rest:
+            fail(f"{asked.command} takes nothing after it: {' '.join([*asked.names, *rest])}")
+        if asked.keep:
+            fail(f"{asked.command} does not take --keep; it leaves no run")
 
 
 def _run_again_in_venv(arguments: list[str]) -> None:
@@ -101,6 +112,7 @@ def main(arguments: list[str]) -> int:
         at = arguments.index("--")
         given, rest = arguments[:at], arguments[at + 1 :]
     asked = _parser().parse_args(given)
+    _refuse_what_would_be_ignored(asked, rest)
     suites = load_suites()
     if asked.command == "list":
         for suite in suites.values():
@@ -122,7 +134,7 @@ def main(arguments: list[str]) -> int:
     _run_again_in_venv(arguments)
     with Lab(choice=asked.kernel, say=say, on_line=_show, keep=asked.keep) as lab:
         if asked.command == "exec":
-            return _exec(lab, rest, asked.guests, asked.timeout, asked.build)
+            return _exec(lab, rest, asked.guests or 1, asked.timeout or 300.0, asked.build)
         chosen = [suites[name] for name in asked.names] or [
             suite for suite in suites.values() if not suite.by_hand
         ]

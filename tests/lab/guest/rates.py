@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import statistics
-import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,14 +17,14 @@ from hawk.bench.verbs import rate
 from hawk.transports.testing import SharedArena
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from tests.lab.guest.meet import Meeting
-from tests.lab.guest.pair import listening
-from tests.lab.guest.rdma import DEVICE, address, gid_index, node, open_device
+from tests.lab.guest.perf import perftest
+from tests.lab.guest.rdma import node
 
 SIZES = (64 << 10, 256 << 10, 1 << 20)
 NBYTES = 16 << 20
 RUNS = 5
 QUEUE_PAIRS = 1
-"""On both sides of the comparison; with two, perftest ended by an error over Soft-RoCE."""
+"""As perftest has it here: with two it ended by an error over Soft-RoCE."""
 
 PORT = 18710
 LIMIT = 120.0
@@ -36,28 +34,6 @@ LIMIT = 120.0
 def meeting() -> Iterator[Meeting]:
     with Meeting() as made:
         yield made
-
-
-def perftest(meeting: Meeting, program: str, size: int, port: int) -> float:
-    """MB/s that the program says of `NBYTES` bytes from one guest to the other, as the client has it."""
-    context, _ = open_device()
-    command = [program, "-d", DEVICE, "-x", str(gid_index(context)), "-p", str(port), "-F"]
-    command += ["-s", str(size), "-q", str(QUEUE_PAIRS), "-n", str(NBYTES // size // QUEUE_PAIRS)]
-    context.close()
-    if node() == 1:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-            while not listening(port):
-                assert server.poll() is None, server.communicate()[0]
-                time.sleep(0.05)
-            meeting.tell("listening")
-            said, _ = server.communicate(timeout=LIMIT)
-            assert server.returncode == 0, said
-        return 0.0
-    assert meeting.hear() == "listening"
-    done = subprocess.run([*command, address(1)], capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = [line.split() for line in done.stdout.splitlines() if line.strip().startswith(str(size))]
-    return float(row[3]) * 2**20 / 1e6  # the mean, in its megabytes of 2^20
 
 
 def _show(size: int, rows: dict[str, list[float]]) -> None:
@@ -95,7 +71,7 @@ async def test_rates(meeting: Meeting) -> None:
             await asyncio.to_thread(meeting.exchange)
             for program in ("ib_read_bw", "ib_write_bw"):
                 port += 1
-                said = await asyncio.to_thread(perftest, meeting, program, size, port)
+                said = await asyncio.to_thread(perftest, meeting, program, size, NBYTES // size, port)
                 found[size].setdefault(program, []).append(said)
         if links:
             _show(size, found[size])

@@ -11,7 +11,7 @@ import pytest
 
 from hawk.client import Client
 from hawk.errors import Aborted, HawkError, LeaseExpired, PeerLost, PeerUnreachable, TransferFailed
-from hawk.handles import DeviceCache, Fetch
+from hawk.handles import Cache, DeviceCache, Fetch, OfferHandle
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import back_to, clients, counts
 from tests.end_to_end.test_operate import hawk
@@ -30,15 +30,14 @@ def side() -> Iterator[Side]:
         made.site.close()
 
 
-async def _hold(side: Side, hp: Client, name: str) -> None:
-    """Offers a request of which the last layer never comes, and returns when the other side has some of it."""
+async def _offer_half(side: Side, hp: Client, name: str) -> tuple[OfferHandle, Cache]:
+    """Offers a request of which the last layer has not come yet, and tells the other side."""
     of = source(LAYERS)
     cache = await hp.register(of)
-    offer = await hp.offer(
-        name, cache, moved(of).source_blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min"
-    )
+    blocks = moved(of).source_blocks
+    offer = await hp.offer(name, cache, blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min")
     await side.tell(offer.ticket)
-    assert await side.hear() == "some"
+    return offer, cache
 
 
 async def _half(side: Side, hd: Client) -> tuple[Fetch, DeviceCache]:
@@ -83,13 +82,7 @@ async def test_an_offer_is_withdrawn_from_one_of_two_jobs(side: Side) -> None:
     """Both read over one link: the one whose key is taken back ends by that, and the other ready."""
     async with clients(side.agent) as (client,):
         if side.prefill:
-            of = source(LAYERS)
-            cache = await client.register(of)
-            blocks = moved(of).source_blocks
-            offer = await client.offer(
-                "withdrawn", cache, blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min"
-            )
-            await side.tell(offer.ticket)
+            offer, cache = await _offer_half(side, client, "withdrawn")
             assert await side.hear() == "some"
             sending = asyncio.get_running_loop().create_task(send(side, client, "kept"))
             assert await side.hear() == "both"
@@ -111,7 +104,8 @@ async def test_an_offer_is_withdrawn_from_one_of_two_jobs(side: Side) -> None:
 async def test_the_prefill_agent_is_killed_in_mid_batch_and_comes_back(side: Side) -> None:
     if side.prefill:
         async with clients(side.agent) as (hp,):
-            await _hold(side, hp, "killed")
+            await _offer_half(side, hp, "killed")
+            assert await side.hear() == "some"
             side.agent.kill()
         side.start()
         async with clients(side.agent) as (hp,):
@@ -135,7 +129,8 @@ async def test_the_decode_agent_is_killed_in_mid_batch_and_comes_back(side: Side
     if side.prefill:
         async with clients(side.agent) as (hp,):
             before = await counts(hp)
-            await _hold(side, hp, "orphan")
+            await _offer_half(side, hp, "orphan")
+            assert await side.hear() == "some"
             await side.together()
         async with clients(side.agent) as (hp,):
             await back_to(before, hp, LIMIT)  # its reader is gone, and so is the client that offered
@@ -162,13 +157,7 @@ async def test_the_link_goes_down_and_comes_up_again(side: Side) -> None:
     """What was under way ends ready, with the right bytes, or by an error with a name; what comes next goes well."""
     async with clients(side.agent) as (client,):
         if side.prefill:
-            of = source(LAYERS)
-            cache = await client.register(of)
-            blocks = moved(of).source_blocks
-            offer = await client.offer(
-                "cut", cache, blocks, tokens=TOKENS, layers_ready=LAYERS - 1, ttl="5min"
-            )
-            await side.tell(offer.ticket)
+            offer, cache = await _offer_half(side, client, "cut")
             assert await side.hear() == "up again"
             try:
                 await offer.layers_ready(LAYERS)

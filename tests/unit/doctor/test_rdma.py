@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,29 @@ def test_pyverbs(tmp_path: Path) -> None:
     found = only(rdma.pyverbs, tree(tmp_path, ROCE))
     assert found.level is Level.WARN
     assert "python3-pyverbs" in found.remedy
-    other = {f"{rdma.PYVERBS}/device.cpython-37m-x86_64-linux-gnu.so": ""}
+    folder = "/usr/lib/python3/dist-packages/pyverbs"
+    other = {f"{folder}/device.cpython-37m-x86_64-linux-gnu.so": ""}
     found = only(rdma.pyverbs, tree(tmp_path, other))
     assert (found.level, "Python 3.7" in found.text) == (Level.WARN, True)
     ours = f"device.cpython-{sys.version_info[0]}{sys.version_info[1]}-x86_64-linux-gnu.so"
-    assert only(rdma.pyverbs, tree(tmp_path, {f"{rdma.PYVERBS}/{ours}": ""})).level is Level.OK
+    assert only(rdma.pyverbs, tree(tmp_path, {f"{folder}/{ours}": ""})).level is Level.OK
+
+
+def test_pyverbs_elsewhere_than_in_debians_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = f"device.cpython-{sys.version_info[0]}{sys.version_info[1]}-x86_64-linux-gnu.so"
+    of_debian = "/usr/lib/python3/dist-packages/pyverbs/device.cpython-37m-x86_64-linux-gnu.so"
+    mine = sysconfig.get_path("platlib")
+    for n, folder in enumerate(
+        (mine, f"/usr/lib64/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages")
+    ):
+        found = only(rdma.pyverbs, tree(tmp_path / str(n), {f"{folder}/pyverbs/{ours}": "", of_debian: ""}))
+        assert (found.level, found.text) == (Level.OK, f"in {folder}"), "one that can be used comes first"
+    monkeypatch.setenv("HAWK_PYVERBS_PATH", "/opt/rdma")
+    found = only(rdma.pyverbs, tree(tmp_path / "a", {f"{mine}/pyverbs/{ours}": ""}))
+    assert (found.level, found.text) == (Level.WARN, "none in /opt/rdma")
+    assert "HAWK_PYVERBS_PATH" in found.remedy
+    found = only(rdma.pyverbs, tree(tmp_path / "b", {f"/opt/rdma/pyverbs/{ours}": ""}))
+    assert (found.level, found.text) == (Level.OK, "in /opt/rdma")
 
 
 @pytest.mark.parametrize(

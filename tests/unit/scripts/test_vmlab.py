@@ -259,6 +259,24 @@ def test_a_limit_that_is_none_is_refused(seconds: str) -> None:
     assert "--timeout" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["list", "smoke"], "smoke"),
+        (["prepare", "smoke", "--", "-k", "x"], "smoke -k x"),
+        (["--keep", "list"], "--keep"),
+        (["--guests", "2", "run", "smoke"], "--guests"),
+        (["--timeout", "20", "--build", "kmod", "run"], "--timeout, --build"),
+        (["--build", "kmod", "prepare"], "--build"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_by_name(arguments: list[str], named: str) -> None:
+    command = [sys.executable, str(LIB / "vmlab"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert named in done.stdout + done.stderr
+
+
 def test_a_run_goes_on_in_the_environment_as_the_same_process(tmp_path: Path) -> None:
     """Who ends it by its id ends the run itself, which tidies up; a child of it would be killed outright."""
     python = tmp_path / "python"

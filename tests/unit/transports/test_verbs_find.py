@@ -119,3 +119,15 @@ def test_probe_says_the_first_thing_that_is_missing(tmp_path: Path) -> None:
 def test_probe_of_this_machine_never_raises() -> None:
     verdict = VerbsTransport.probe()
     assert verdict.ok or verdict.reason
+
+
+def test_a_variable_names_the_only_folder_to_look_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = package(tmp_path / "mine", device="value = 3")
+    monkeypatch.setenv("HAWK_PYVERBS_PATH", str(tmp_path / "none"))
+    assert _find.places() == [tmp_path / "none"]
+    with pytest.raises(MissingDependency, match="HAWK_PYVERBS_PATH") as caught:
+        _find.load()
+    assert str(tmp_path / "none") in str(caught.value)
+    monkeypatch.setenv("HAWK_PYVERBS_PATH", str(folder))
+    assert _find.load().__path__ == [str(folder / "pyverbs")]
+    assert importlib.import_module("pyverbs.device").value == 3

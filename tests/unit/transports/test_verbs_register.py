@@ -221,6 +221,25 @@ async def test_a_failure_is_not_remembered() -> None:
         await known.of(target, LOCAL_WRITE)
 
 
+async def test_a_failure_that_nobody_foresaw_is_not_remembered_and_does_not_keep_it_from_closing() -> None:
+    driver, target, lost = FakeDriver(), region(), region()
+
+    def fault() -> None:
+        raise RuntimeError("a fault of ours")
+
+    driver.faults.on_register = fault
+    async with registrations(device(driver)) as known:
+        with pytest.raises(RuntimeError):
+            await known.of(target, LOCAL_WRITE)
+        driver.faults.on_register = None
+        await known.of(target, LOCAL_WRITE)
+        driver.faults.on_register = fault
+        given_up = asyncio.get_running_loop().create_task(known.of(lost, LOCAL_WRITE))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait({given_up})  # and nobody hears how it ended
+
+
 async def test_a_cancelled_waiter_leaves_the_registration_to_the_others() -> None:
     driver, target = FakeDriver(), region()
     held, go = threading.Event(), threading.Event()
