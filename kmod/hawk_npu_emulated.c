@@ -149,6 +149,14 @@ static vm_fault_t emulated_fault(struct hnpu_region *region, u64 offset, struct 
 	return 0;
 }
 
+static void emulated_sync(struct hnpu_mapping *m, bool for_cpu)
+{
+	if (for_cpu)
+		dma_sync_sgtable_for_cpu(m->dev, &m->sgt, m->dir);
+	else
+		dma_sync_sgtable_for_device(m->dev, &m->sgt, m->dir);
+}
+
 static int emulated_map(struct hnpu_region *region, struct hnpu_mapping *m)
 {
 	struct pages *pages = region->priv;
@@ -162,15 +170,24 @@ static int emulated_map(struct hnpu_region *region, struct hnpu_mapping *m)
 						max_t(unsigned int, most, PAGE_SIZE), GFP_KERNEL);
 	if (ret)
 		return ret;
-	ret = hnpu_inject(HNPU_AT_MAP_DMA) ? -EIO : dma_map_sgtable(m->dev, &m->sgt, m->dir, 0);
+	/*
+	 * Several importers may have the same pages, so no mapping may take them for its own:
+	 * what a mapping would synchronise by itself is done by emulated_sync, here and whenever
+	 * a processor begins or ends its access.
+	 */
+	ret = hnpu_inject(HNPU_AT_MAP_DMA) ? -EIO :
+	      dma_map_sgtable(m->dev, &m->sgt, m->dir, DMA_ATTR_SKIP_CPU_SYNC);
 	if (ret)
 		sg_free_table(&m->sgt);
+	else
+		emulated_sync(m, false);
 	return ret;
 }
 
 static void emulated_unmap(struct hnpu_region *region, struct hnpu_mapping *m)
 {
-	dma_unmap_sgtable(m->dev, &m->sgt, m->dir, 0);
+	emulated_sync(m, true);
+	dma_unmap_sgtable(m->dev, &m->sgt, m->dir, DMA_ATTR_SKIP_CPU_SYNC);
 	sg_free_table(&m->sgt);
 }
 
@@ -197,8 +214,8 @@ static int emulated_zero(struct hnpu_region *region)
 static int emulated_flush(struct hnpu_region *region, u64 offset, u64 n)
 {
 	/*
-	 * The pages are in the cache-coherent memory of the machine: order is all there is to ask
-	 * for.
+	 * The pages are in the machine's own memory: once the mappings were synchronised, order is
+	 * all there is to ask for.
 	 */
 	mb();
 	return 0;
@@ -214,6 +231,7 @@ static const struct hnpu_provider emulated_ops = {
 	.fault = emulated_fault,
 	.map = emulated_map,
 	.unmap = emulated_unmap,
+	.sync = emulated_sync,
 	.read = emulated_read,
 	.zero = emulated_zero,
 	.flush = emulated_flush,

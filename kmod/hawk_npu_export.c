@@ -134,6 +134,25 @@ static void export_unmap(struct dma_buf_attachment *attachment, struct sg_table 
 	hnpu_region_unmap(export->region, container_of(sgt, struct hnpu_mapping, sgt));
 }
 
+static int export_begin_cpu_access(struct dma_buf *buf, enum dma_data_direction dir)
+{
+	struct hnpu_export *export = buf->priv;
+
+	/* For writers, too: what they leave alone shall be what the device wrote there. */
+	hnpu_region_sync(export->region, export->offset, export->nbytes, true);
+	return 0;
+}
+
+static int export_end_cpu_access(struct dma_buf *buf, enum dma_data_direction dir)
+{
+	struct hnpu_export *export = buf->priv;
+
+	/* Who only read has nothing for the device, which may have gone on writing meanwhile. */
+	if (dir != DMA_FROM_DEVICE)
+		hnpu_region_sync(export->region, export->offset, export->nbytes, false);
+	return 0;
+}
+
 static void export_vma_open(struct vm_area_struct *vma)
 {
 	hnpu_add(HNPU_VMAS, 1);
@@ -213,6 +232,8 @@ static const struct dma_buf_ops export_ops = {
 	.unpin = export_unpin,
 	.map_dma_buf = export_map,
 	.unmap_dma_buf = export_unmap,
+	.begin_cpu_access = export_begin_cpu_access,
+	.end_cpu_access = export_end_cpu_access,
 	.mmap = export_mmap,
 	.release = export_release,
 };

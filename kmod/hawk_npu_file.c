@@ -149,18 +149,36 @@ static int do_claim(struct hnpu_file *file, const struct hawk_npu_channel *arg)
 	return ret;
 }
 
-static int do_adopt(struct hnpu_file *file, struct hawk_npu_adopt *arg)
+/* Takes a channel back that the caller was not told of; who was quicker than that loses it. */
+static void unadopt(struct hnpu_file *file, struct hnpu_region *region)
 {
-	struct hnpu_region *region;
+	bool there;
+
+	mutex_lock(&file->lock);
+	there = file->regions[region->channel] == region;
+	if (there)
+		file->regions[region->channel] = NULL;
+	mutex_unlock(&file->lock);
+	if (there)
+		hnpu_region_end(region);
+}
+
+/* Apart from the others: a channel whose number does not reach the caller is not adopted. */
+static int do_adopt(struct hnpu_file *file, struct hawk_npu_adopt __user *user)
+{
+	struct hnpu_region *region = NULL;
+	struct hawk_npu_adopt arg;
 	struct dma_buf *source;
 	u32 channel;
 	int ret;
 
+	if (copy_from_user(&arg, user, sizeof(arg)))
+		return -EFAULT;
 	if (file->dev->ops->kind != HAWK_NPU_DMABUF)
 		return -EOPNOTSUPP;
 	if (!file->writable)
 		return -EBADF;
-	source = dma_buf_get(arg->fd);
+	source = dma_buf_get(arg.fd);
 	if (IS_ERR(source))
 		return PTR_ERR(source);
 	ret = slot_lock(file, 0);
@@ -175,11 +193,20 @@ static int do_adopt(struct hnpu_file *file, struct hawk_npu_adopt *arg)
 		ret = PTR_ERR_OR_ZERO(region);
 		if (!ret) {
 			file->regions[channel] = region;
-			arg->channel = channel;
-			arg->nbytes = region->nbytes;
+			/* So that it is still this one that unadopt finds there. */
+			kref_get(&region->ref);
+			arg.channel = channel;
+			arg.nbytes = region->nbytes;
 		}
 	}
 	slot_unlock(file);
+	if (ret)
+		goto put;
+	if (copy_to_user(user, &arg, sizeof(arg))) {
+		unadopt(file, region);
+		ret = -EFAULT;
+	}
+	hnpu_region_put(region);
 put:
 	dma_buf_put(source);
 	return ret;
@@ -270,13 +297,14 @@ static long hnpu_ioctl(struct file *filp, unsigned int cmd, unsigned long argume
 		struct hawk_npu_info info;
 		struct hawk_npu_channel channel;
 		struct hawk_npu_range range;
-		struct hawk_npu_adopt adopt;
 		struct hawk_npu_checksum checksum;
 	} arg = {};
 	int ret;
 
 	if (cmd == HAWK_NPU_EXPORT)
 		return do_export(file, user);
+	if (cmd == HAWK_NPU_ADOPT)
+		return do_adopt(file, user);
 	/*
 	 * The number holds the size of its structure: one that is not ours is refused below,
 	 * unread.
@@ -297,9 +325,6 @@ static long hnpu_ioctl(struct file *filp, unsigned int cmd, unsigned long argume
 	case HAWK_NPU_FLUSH:
 	case HAWK_NPU_CHECKSUM:
 		ret = do_on_region(file, cmd, &arg.range, &arg.checksum.value);
-		break;
-	case HAWK_NPU_ADOPT:
-		ret = do_adopt(file, &arg.adopt);
 		break;
 	default:
 		return -ENOTTY;

@@ -9,8 +9,8 @@
  *   region->users  the memory: the owner, calls under way, each DMA mapping, each pin.  At 0 the provider gets it back.
  *
  * Locks, outermost first: device->files_lock, mmap_lock, device->live, file->lock, region->resv,
- * hnpu_peer_lock.  Nothing is copied from or to user space under any of them.  Importers are told
- * under region->resv, as dma-buf has it; the RDMA core under none but files_lock.
+ * hnpu_peer_lock, region->mappings_lock.  Nothing is copied from or to user space under any of them.
+ * Importers are told under region->resv, as dma-buf has it; the RDMA core under none but files_lock.
  */
 #ifndef HAWK_NPU_INTERNAL_H
 #define HAWK_NPU_INTERNAL_H
@@ -39,6 +39,7 @@ struct hnpu_region;
 
 /* One range of a region, mapped for one device. */
 struct hnpu_mapping {
+	struct list_head node;	/* region->mappings, under region->mappings_lock */
 	struct sg_table sgt;
 	struct device *dev;
 	enum dma_data_direction dir;
@@ -48,7 +49,7 @@ struct hnpu_mapping {
 	struct sg_table *source; /* the provider's */
 };
 
-/* Where the bytes are.  What is NULL cannot be done, but for fault, reachable and busy. */
+/* Where the bytes are.  What is NULL cannot be done, but for fault, reachable, busy and sync. */
 struct hnpu_provider {
 	u32 kind;
 	u32 flags;
@@ -68,6 +69,8 @@ struct hnpu_provider {
 	bool (*reachable)(struct hnpu_region *region, struct device *dev);
 	int (*map)(struct hnpu_region *region, struct hnpu_mapping *m);
 	void (*unmap)(struct hnpu_region *region, struct hnpu_mapping *m);
+	/* Lets processors see what the device wrote, or the device what they wrote. */
+	void (*sync)(struct hnpu_mapping *m, bool for_cpu);
 	int (*read)(struct hnpu_region *region, u64 offset, void *to, size_t n);
 	int (*zero)(struct hnpu_region *region);
 	int (*flush)(struct hnpu_region *region, u64 offset, u64 n);
@@ -102,6 +105,8 @@ struct hnpu_region {
 	int pins;			/* under resv: of exports, by those who cannot be told */
 	struct list_head exports;	/* under resv */
 	struct list_head peers;		/* under hnpu_peer_lock */
+	struct mutex mappings_lock;
+	struct list_head mappings;	/* under mappings_lock */
 	struct work_struct give_back;
 };
 
@@ -144,6 +149,7 @@ int hnpu_region_checksum(struct hnpu_region *region, u64 offset, u64 nbytes, u64
 struct hnpu_mapping *hnpu_region_map(struct hnpu_region *region, u64 offset, u64 nbytes,
 				     struct device *dev, enum dma_data_direction dir);
 void hnpu_region_unmap(struct hnpu_region *region, struct hnpu_mapping *m);
+void hnpu_region_sync(struct hnpu_region *region, u64 offset, u64 nbytes, bool for_cpu);
 
 /* export */
 struct dma_buf *hnpu_export(struct hnpu_region *region, u64 offset, u64 nbytes);

@@ -12,7 +12,8 @@ static void region_free(struct kref *ref)
 {
 	struct hnpu_region *region = container_of(ref, struct hnpu_region, ref);
 
-	WARN_ON(!list_empty(&region->exports) || !list_empty(&region->peers) || region->pins);
+	WARN_ON(!list_empty(&region->exports) || !list_empty(&region->peers) || region->pins ||
+		!list_empty(&region->mappings));
 	dma_resv_fini(&region->resv);
 	hnpu_device_put(region->dev);
 	kfree(region);
@@ -60,6 +61,8 @@ struct hnpu_region *hnpu_region_create(struct hnpu_device *dev, u32 channel, str
 	dma_resv_init(&region->resv);
 	INIT_LIST_HEAD(&region->exports);
 	INIT_LIST_HEAD(&region->peers);
+	mutex_init(&region->mappings_lock);
+	INIT_LIST_HEAD(&region->mappings);
 	INIT_WORK(&region->give_back, region_give_back);
 	kref_get(&dev->ref);
 	ret = hnpu_inject(HNPU_AT_CLAIM) ? -ENOMEM : dev->ops->claim(region, source);
@@ -145,7 +148,10 @@ int hnpu_region_flush(struct hnpu_region *region, u64 offset, u64 nbytes)
 
 	if (!hnpu_region_has(region, offset, nbytes))
 		return -EINVAL;
-	return ops->flush ? ops->flush(region, offset, nbytes) : -EOPNOTSUPP;
+	if (!ops->flush)
+		return -EOPNOTSUPP;
+	hnpu_region_sync(region, offset, nbytes, true);
+	return ops->flush(region, offset, nbytes);
 }
 
 int hnpu_region_checksum(struct hnpu_region *region, u64 offset, u64 nbytes, u64 *value)
@@ -163,6 +169,7 @@ int hnpu_region_checksum(struct hnpu_region *region, u64 offset, u64 nbytes, u64
 	bytes = kmalloc(PAGE_SIZE, GFP_KERNEL);
 	if (!bytes)
 		return -ENOMEM;
+	hnpu_region_sync(region, offset, nbytes, true);
 	for (; nbytes; offset += n, nbytes -= n) {
 		if (fatal_signal_pending(current)) {
 			ret = -EINTR;
@@ -203,6 +210,9 @@ struct hnpu_mapping *hnpu_region_map(struct hnpu_region *region, u64 offset, u64
 	ret = ops->map(region, m);
 	if (ret)
 		goto free;
+	mutex_lock(&region->mappings_lock);
+	list_add(&m->node, &region->mappings);
+	mutex_unlock(&region->mappings_lock);
 	hnpu_add(HNPU_MAPPINGS, 1);
 	return m;
 free:
@@ -214,8 +224,29 @@ drop:
 
 void hnpu_region_unmap(struct hnpu_region *region, struct hnpu_mapping *m)
 {
+	mutex_lock(&region->mappings_lock);
+	list_del(&m->node);
+	mutex_unlock(&region->mappings_lock);
 	region->dev->ops->unmap(region, m);
 	kfree(m);
 	hnpu_add(HNPU_MAPPINGS, -1);
 	hnpu_region_drop(region);
+}
+
+/*
+ * Before processors look at a range, or once they have written to it: for every device that has any
+ * of it mapped.  Nothing happens where DMA is coherent and goes to the pages themselves.
+ */
+void hnpu_region_sync(struct hnpu_region *region, u64 offset, u64 nbytes, bool for_cpu)
+{
+	const struct hnpu_provider *ops = region->dev->ops;
+	struct hnpu_mapping *m;
+
+	if (!ops->sync)
+		return;
+	mutex_lock(&region->mappings_lock);
+	list_for_each_entry(m, &region->mappings, node)
+		if (m->offset < offset + nbytes && offset < m->offset + m->nbytes)
+			ops->sync(m, for_cpu);
+	mutex_unlock(&region->mappings_lock);
 }

@@ -101,17 +101,30 @@ static inline int dma_copy(struct sg_table *sgt, u64 offset, void *bytes, u64 n,
 	return done == n ? 0 : -EINVAL;
 }
 
+/* A device that the module makes. */
+static inline struct platform_device *make_device(const char *name)
+{
+	struct platform_device *made = platform_device_register_simple(name, PLATFORM_DEVID_NONE, NULL, 0);
+	int ret;
+
+	if (IS_ERR(made))
+		return made;
+	ret = dma_set_mask_and_coherent(&made->dev, DMA_BIT_MASK(64));
+	if (!ret)
+		return made;
+	platform_device_unregister(made);
+	return ERR_PTR(ret);
+}
+
 /* The module's own device, for requests that name none, and the file by which it is driven. */
 static inline int add_devices(struct platform_device **own, struct miscdevice *misc)
 {
 	int ret;
 
-	*own = platform_device_register_simple(KBUILD_MODNAME, PLATFORM_DEVID_NONE, NULL, 0);
+	*own = make_device(KBUILD_MODNAME);
 	if (IS_ERR(*own))
 		return PTR_ERR(*own);
-	ret = dma_set_mask_and_coherent(&(*own)->dev, DMA_BIT_MASK(64));
-	if (!ret)
-		ret = misc_register(misc);
+	ret = misc_register(misc);
 	if (ret)
 		platform_device_unregister(*own);
 	return ret;

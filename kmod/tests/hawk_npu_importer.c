@@ -11,6 +11,7 @@
 #include <linux/mutex.h>
 #include <linux/version.h>
 
+#include "dma_bounce.h"
 #include "dma_copy.h"
 #include "hawk_npu_importer.h"
 
@@ -27,7 +28,7 @@ struct importer {
 	u32 told;		/* too */
 };
 
-static struct platform_device *own;
+static struct platform_device *own, *bouncing;
 
 static void unmap_locked(struct importer *it)
 {
@@ -59,7 +60,9 @@ static int do_attach(struct importer *it, struct importer_attach *arg)
 
 	if (it->attachment)
 		return -EBUSY;
-	it->dev = dma_device_of(arg->device, own);
+	if (arg->flags & IMPORTER_BOUNCES && !CAN_BOUNCE)
+		return -EOPNOTSUPP;
+	it->dev = dma_device_of(arg->device, arg->flags & IMPORTER_BOUNCES ? bouncing : own);
 	if (!it->dev)
 		return -ENXIO;
 	it->buf = dma_buf_get(arg->fd);
@@ -294,12 +297,22 @@ static struct miscdevice importer_misc = {
 
 static int __init importer_init(void)
 {
-	return add_devices(&own, &importer_misc);
+	int ret;
+
+	bouncing = make_device(KBUILD_MODNAME "_bouncing");
+	if (IS_ERR(bouncing))
+		return PTR_ERR(bouncing);
+	set_dma_ops(&bouncing->dev, &bounce_ops);
+	ret = add_devices(&own, &importer_misc);
+	if (ret)
+		platform_device_unregister(bouncing);
+	return ret;
 }
 
 static void __exit importer_exit(void)
 {
 	remove_devices(own, &importer_misc);
+	platform_device_unregister(bouncing);
 }
 
 module_init(importer_init);

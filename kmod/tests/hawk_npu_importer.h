@@ -13,6 +13,7 @@
 
 #define IMPORTER_NO_P2P		1	/* flag: cannot do without pages */
 #define IMPORTER_DAWDLES	2	/* flag: takes a second to be told */
+#define IMPORTER_BOUNCES	4	/* flag: for a device that has copies; EOPNOTSUPP if there can be none */
 
 struct importer_attach {
 	__s32 fd;

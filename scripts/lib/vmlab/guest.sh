@@ -9,6 +9,8 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t devpts devpts /dev/pts
 ln -s /proc/self/fd /dev/fd 2>/dev/null # the kernel's own /dev lacks it
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+# Where the kernel checks the DMA API: tells of each fault, and not of the first one alone.
+[ -w /sys/kernel/debug/dma-api/all_errors ] && echo 1 >/sys/kernel/debug/dma-api/all_errors
 if ! mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none lab /lab; then
     echo "lab: the shared folder cannot be mounted"
     echo o >/proc/sysrq-trigger

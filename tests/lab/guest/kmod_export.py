@@ -19,13 +19,18 @@ from hawk.memory import npu_abi as abi
 from hawk.memory.windows import is_dmabuf, map_window
 from tests.lab.guest import npu
 from tests.lab.guest.npu import (
+    BEGINS,
+    BOUNCES,
     CHANNEL,
     DAWDLES,
     DYNAMIC,
+    ENDS,
     PAGE,
     PINNED,
+    READS,
     SLOW,
     STATIC,
+    WRITES,
     Device,
     Importer,
     clean,
@@ -70,6 +75,42 @@ def test_bytes_end_to_end(how: int, offset: int, nbytes: int) -> None:
         assert npu.counts().items() >= expected.items()
         importer.unmap()
         importer.detach()
+
+
+@pytest.mark.parametrize("flags", [0, BOUNCES])
+def test_processors_and_devices_take_turns(flags: int) -> None:
+    """Two devices have the same pages: what one side wrote is the other's once the access has begun or ended."""
+    with exported(PAGE, 4 * PAGE) as (device, fd), Importer() as first, Importer() as second:
+        made = device.map(1)
+        made[PAGE : PAGE + 5] = b"early"
+        try:
+            first.attach(fd, DYNAMIC, flags=flags)
+        except OSError as error:
+            assert error.errno == errno.EOPNOTSUPP
+            pytest.skip("this kernel has no devices with DMA operations of their own")
+        second.attach(fd, PINNED)
+        first.map()
+        second.map()
+        assert first.read(0, 5) == second.read(0, 5) == b"early"
+        npu.access(fd, BEGINS | READS | WRITES)
+        made[PAGE : PAGE + 5] = b"later"
+        npu.access(fd, ENDS | READS | WRITES)
+        assert first.read(0, 5) == second.read(0, 5) == b"later"
+        first.write(7, b"begun")
+        npu.access(fd, BEGINS | READS)
+        assert made[PAGE + 7 : PAGE + 12] == b"begun"
+        # Who only read gives the device nothing: what it wrote meanwhile stays.
+        first.write(7, b"BEGUN")
+        npu.access(fd, ENDS | READS)
+        assert first.read(7, 5) == b"BEGUN"
+        first.write(20, b"summed")
+        assert device.checksum(1, PAGE + 20, 6) == npu.fnv1a(b"summed")
+        first.write(30, b"flushed")
+        device.flush(1, PAGE + 30, 7)
+        assert made[PAGE + 30 : PAGE + 37] == b"flushed"
+        first.write(40, b"unmapped")
+        first.unmap()
+        assert made[PAGE + 40 : PAGE + 48] == b"unmapped"
 
 
 def test_who_can_be_moved_is_told_and_lets_go() -> None:
@@ -284,6 +325,12 @@ def test_a_window_is_adopted_and_is_only_an_address() -> None:
             made[0] = 1  # SIGBUS
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGBUS
+        # A channel whose number cannot be told is not adopted: the request can be read, and not written.
+        for _ in range(2):
+            with fails(errno.EFAULT):
+                npu.ask_readonly(adopter.fd, abi.ADOPT, abi.Adopt(fd=fd))
+        assert npu.counts()["adopted"] == 2
+        assert adopter.adopt(fd).channel == 2
         npu.inject("adopt")
         with fails(errno.ENOMEM):
             adopter.adopt(fd)

@@ -208,6 +208,9 @@ class Device(Opened):
         argument = abi.Checksum(channel=channel, offset=offset, nbytes=nbytes)
         return int(self.ask(abi.CHECKSUM, argument).value)
 
+    def flush(self, channel: int, offset: int = 0, nbytes: int = CHANNEL) -> None:
+        self.ask(abi.FLUSH, abi.Range(channel=channel, offset=offset, nbytes=nbytes))
+
     def revoke(self, channel: int) -> None:
         self.ask(abi.REVOKE, abi.Channel(channel=channel))
 
@@ -229,6 +232,15 @@ def mapped(fd: int, nbytes: int, offset: int = 0, **more: Any) -> mmap.mmap:
     return mmap.mmap(fd, nbytes, offset=offset, **({"flags": mmap.MAP_SHARED} | more))
 
 
+BEGINS, ENDS = 0, 4
+READS, WRITES = 1, 2
+
+
+def access(fd: int, what: int) -> None:
+    """Tells a dma-buf's exporter that a processor's access begins or ends (DMA_BUF_IOCTL_SYNC)."""
+    fcntl.ioctl(fd, ioctl_number(1, 0, U64, 0x62), U64(what))
+
+
 def address_of(made: mmap.mmap) -> int:
     view = ctypes.c_char.from_buffer(made)
     try:
@@ -242,6 +254,17 @@ def address_of_readonly(made: mmap.mmap) -> int:
     return int(np.frombuffer(made, np.uint8).ctypes.data)
 
 
+def ask_readonly(fd: int, request: int, argument: ctypes.Structure) -> None:
+    """An ioctl whose answer cannot be written where it belongs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with mmap.mmap(-1, PAGE) as page:
+        page[: ctypes.sizeof(argument)] = bytes(argument)
+        at = ctypes.c_void_p(address_of(page))
+        assert libc.mprotect(at, ctypes.c_size_t(PAGE), mmap.PROT_READ) == 0
+        if libc.ioctl(fd, ctypes.c_ulong(request), at) < 0:
+            raise OSError(ctypes.get_errno(), "ioctl")
+
+
 def fnv1a(data: bytes) -> int:
     """What HAWK_NPU_CHECKSUM says of these bytes."""
     value = 0xCBF29CE484222325
@@ -253,7 +276,7 @@ def fnv1a(data: bytes) -> int:
 # -- the test modules' headers: kmod/tests/*.h ------------------------------------------------------------
 
 STATIC, DYNAMIC, PINNED, SLOW = range(4)
-NO_P2P, DAWDLES = 1, 2
+NO_P2P, DAWDLES, BOUNCES = 1, 2, 4
 
 
 def structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
