@@ -24,7 +24,9 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         if reporter is not None:
             reporter.write_line(f"lab: {text}")
 
-    with Lab(say=say) as made:
+    # Both at once where there are suites to run, nearly all of which need both.
+    least = 2 if any("suites" in item.fixturenames for item in request.session.items) else 1  # type: ignore[attr-defined]
+    with Lab(say=say, least=least) as made:
         yield made
         BOOTS.extend(made.boots)
 

@@ -7,7 +7,7 @@ library, since it runs before `.venv` is set up.
 from vmlab.errors import GuestDied, GuestStuck, LabError
 from vmlab.guest import Done, Guest
 from vmlab.lab import Lab, SuiteResult
-from vmlab.suites import Suite, load_suites
+from vmlab.suites import Suite, load_suites, together
 
 __all__ = [
     "Done",
@@ -19,4 +19,5 @@ __all__ = [
     "Suite",
     "SuiteResult",
     "load_suites",
+    "together",
 ]

@@ -18,7 +18,7 @@ from vmlab.errors import LabError
 from vmlab.guest import wait
 from vmlab.kernel import CHOICE, DEFAULT, cache_folder
 from vmlab.lab import Lab
-from vmlab.suites import ROOT, load_suites
+from vmlab.suites import ROOT, load_suites, together
 
 BEGAN = time.monotonic()
 
@@ -138,13 +138,14 @@ def main(arguments: list[str]) -> int:
         chosen = [suites[name] for name in asked.names] or [
             suite for suite in suites.values() if not suite.by_hand
         ]
-        lab.guests(max(suite.guests for suite in chosen))
+        plan = together(chosen)
+        lab.guests(max(sum(suite.guests for suite in suites) for suites in plan))
         results = []
-        for suite in chosen:
-            result = lab.run(suite, rest)
-            results.append(result)
-            if not result.ok:
-                print("\n".join([*result.failures, *result.complaints]), flush=True)
+        for suites_now in plan:
+            for result in lab.run_together(suites_now, rest):
+                results.append(result)
+                if not result.ok:
+                    print("\n".join([*result.failures, *result.complaints]), flush=True)
         for result in results:
             print(result.line())
         return 0 if all(result.ok for result in results) else 1

@@ -110,6 +110,7 @@ class Lab:
     say       is told what goes on, a line at a time
     on_line   is told what guests print: node, line
     keep      leaves the folder of the run (consoles, logs) behind and says where it is
+    least     how many guests are booted, whoever asks for one: where two will be needed, that is one boot less
     """
 
     def __init__(
@@ -120,12 +121,14 @@ class Lab:
         say: Callable[[str], None] = lambda text: None,
         on_line: Callable[[int, str], None] | None = None,
         keep: bool = False,
+        least: int = 1,
     ) -> None:
         self.cache = cache_folder()
         self.python = python
         self.say = say
         self.on_line = on_line
         self.keep = keep
+        self.least = least
         self.boots: list[float] = []
         self._choice = choice or os.environ.get(CHOICE) or DEFAULT
         self._guests: list[Guest] = []
@@ -176,7 +179,7 @@ class Lab:
     def guests(self, count: int = 1) -> list[Guest]:
         """The first `count` guests, up and idle; boots them where they are not."""
         if len(self._guests) < count or not all(guest.alive() for guest in self._guests):
-            self._boot(count)
+            self._boot(max(count, self.least))
         return self._guests[:count]
 
     def _boot(self, count: int) -> None:
@@ -269,32 +272,40 @@ class Lab:
 
     def run(self, suite: Suite, arguments: Sequence[str] = ()) -> SuiteResult:
         """Runs a suite.  After one that failed, guests are not used again.  Raises `LabError`."""
+        (result,) = self.run_together((suite,), arguments)
+        return result
+
+    def run_together(self, suites: Sequence[Suite], arguments: Sequence[str] = ()) -> list[SuiteResult]:
+        """Runs a suite, or two of one guest at the same time, each in its own; as `run` does."""
         self.check_python()
-        environments = [self.environment(node, suite) for node in range(1, suite.guests + 1)]
-        guests = self.guests(suite.guests)
-        began = time.monotonic()
+        whose = [suite for suite in suites for _ in range(suite.guests)]
+        environments = [self.environment(node, suite) for node, suite in enumerate(whose, 1)]
+        guests = self.guests(len(whose))
         running = []
-        for guest, environment in zip(guests, environments, strict=True):
+        for guest, suite, environment in zip(guests, whose, environments, strict=True):
             patient = replace(suite, timeout=suite.timeout * guest.kernel.patience)
             command = self._command(patient, arguments)
             (guest.shared / "result.xml").unlink(missing_ok=True)
             one = guest.start(command, timeout=patient.timeout, environment=environment, folder=ROOT)
             running.append(one)
-        result = SuiteResult(suite)
+        results = {suite.name: SuiteResult(suite) for suite in suites}
         try:
-            result.done = wait(running, self.on_line)
+            wait(running, self.on_line)
         except (GuestDied, GuestStuck) as error:
-            result.failures.append(str(error))
-            result.done = [one.done for one in running if one.done is not None]
+            for result in results.values():
+                result.failures.append(str(error))
             self.stop()
-        for guest, done in zip(guests, result.done, strict=False):
-            self._judge(result, guest, done)
-        for guest in guests:
+        for guest, suite, one in zip(guests, whose, running, strict=True):
+            result = results[suite.name]
+            if one.done is not None:
+                result.done.append(one.done)
+                self._judge(result, guest, one.done)
             result.complaints += [f"node {guest.node}: {line}" for line in guest.complaints()]
-        result.seconds = time.monotonic() - began
-        if not result.ok:
+            took = one.done.seconds if one.done is not None else time.monotonic() - one.began
+            result.seconds = max(result.seconds, took)
+        if not all(result.ok for result in results.values()):
             self.stop()
-        return result
+        return list(results.values())
 
     def _command(self, suite: Suite, arguments: Sequence[str]) -> str | list[str]:
         """What runs a suite in a guest."""

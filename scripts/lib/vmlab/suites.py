@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Suite:
     build     folders of the tree that hold a kernel module: built before, found by HAWK_LAB_BUILD_<NAME>
     complains whether the kernel may say BUG or WARNING meanwhile, because the suite wants it to
     by_hand   only `scripts/vm-lab run NAME` runs it, and not `scripts/test lab`
+    beside    a suite of one guest that may run in the other guest at the same time; both have one guest
     tests     which of the files' tests, as pytest's -k has it; all if empty
     """
 
@@ -37,6 +39,7 @@ class Suite:
     build: tuple[str, ...] = ()
     complains: bool = False
     by_hand: bool = False
+    beside: str = ""
     tests: str = ""
 
 
@@ -46,7 +49,24 @@ def load_suites(path: Path = TABLE, tests: Path = GUEST_TESTS) -> dict[str, Suit
         tables = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise LabError(f"{path}: {error}") from None
-    return {name: _suite(path, name, table, tests) for name, table in tables.items()}
+    found = {name: _suite(path, name, table, tests) for name, table in tables.items()}
+    for suite in found.values():
+        other = found.get(suite.beside)
+        if suite.beside and (
+            other is None or other is suite or other.beside or other.guests + suite.guests > 2
+        ):
+            raise LabError(
+                f"{path.name}, [{suite.name}]: beside = {suite.beside!r}, expected another suite of one guest"
+            )
+    return found
+
+
+def together(chosen: Sequence[Suite]) -> list[tuple[Suite, ...]]:
+    """What runs after one another, in order: a suite, or two of one guest that share the guests."""
+    here = {suite.name: suite for suite in chosen}
+    seconds = {suite.beside: suite for suite in chosen if suite.beside in here}
+    firsts = [suite for suite in chosen if suite.beside not in here]
+    return [(suite, seconds[suite.name]) if suite.name in seconds else (suite,) for suite in firsts]
 
 
 def _suite(path: Path, name: str, table: object, tests: Path) -> Suite:
@@ -62,6 +82,7 @@ def _suite(path: Path, name: str, table: object, tests: Path) -> Suite:
         "build": list,
         "complains": bool,
         "by_hand": bool,
+        "beside": str,
         "tests": str,
     }
     for key, value in table.items():

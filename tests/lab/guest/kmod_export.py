@@ -6,8 +6,7 @@ import errno
 import faulthandler
 import os
 import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -86,7 +85,8 @@ def test_processors_and_devices_take_turns(flags: int) -> None:
         try:
             first.attach(fd, DYNAMIC, flags=flags)
         except OSError as error:
-            assert error.errno == errno.EOPNOTSUPP
+            if error.errno != errno.EOPNOTSUPP:
+                raise
             pytest.skip("this kernel has no devices with DMA operations of their own")
         second.attach(fd, PINNED)
         first.map()
@@ -222,26 +222,22 @@ def test_closing_ends_what_can_be_ended() -> None:
 
 
 def test_an_owner_killed_while_others_hold_on() -> None:
-    code = (
-        "import sys; from tests.lab.guest.npu import Device, send; d = Device().claim(1); d.map(1)[:3] = b'mem';"
-        "send(3, d.export(1)); sys.stdin.read()"
-    )
     ours, theirs = npu.pair()
-    with ours, Importer() as pinned, Importer() as moved:
-        with subprocess.Popen(
-            [sys.executable, "-c", code.replace("send(3", f"send({theirs.fileno()}")],
-            stdin=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
-        ) as owner:
-            theirs.close()
+
+    def owns() -> object:
+        device = Device().claim(1)
+        device.map(1)[:3] = b"mem"
+        socket.send_fds(theirs, [b"x"], [device.export(1)])
+        return device
+
+    with ours, theirs, Importer() as pinned, Importer() as moved:
+        with npu.killed(owns):
             fd = npu.receive(ours)
             pinned.attach(fd, PINNED)
             pinned.map()
             moved.attach(fd, DYNAMIC)
             moved.map()
             os.close(fd)
-            owner.send_signal(signal.SIGKILL)
-            owner.wait(npu.LIMIT)
         assert moved.status() == (1, 0, 1)
         assert pinned.read(0, 3) == b"mem"
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -138,7 +135,7 @@ def test_bounds() -> None:
             with fails(errno.EINVAL):
                 device.checksum(2, offset, nbytes)
             with fails(errno.EINVAL):
-                device.ask(abi.FLUSH, abi.Range(channel=2, offset=offset, nbytes=nbytes))
+                device.flush(2, offset, nbytes)
         with fails(errno.EINVAL):
             device.map(2, flags=mmap.MAP_PRIVATE)
         with fails(errno.EINVAL):
@@ -160,7 +157,7 @@ def test_bytes_are_what_the_kernel_sees() -> None:
         part = device.map(1, 2 * PAGE, PAGE)
         assert part[:5] == b"DEFGH"
         assert device.checksum(1, PAGE - 4, 16) == npu.fnv1a(b"\0ABCDEFGH" + bytes(7))
-        device.ask(abi.FLUSH, abi.Range(channel=1, offset=0, nbytes=CHANNEL))
+        device.flush(1)
         device.reset(1)
         assert made[PAGE - 3 : PAGE + 5] == bytes(8)
 
@@ -191,18 +188,13 @@ def test_a_mapping_keeps_what_its_descriptor_claimed() -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_an_owner_who_is_killed_leaves_nothing() -> None:
-    code = (
-        "import sys; from tests.lab.guest.npu import Device; d = Device().claim(0, 1, 2, 3); m = d.map(2);"
-        "m[:4] = b'1234'; d.export(1); print('ready', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
+    def owns() -> object:
+        device = Device().claim(0, 1, 2, 3)
+        device.map(2)[:4] = b"1234"
+        return device, device.export(1)
+
+    with npu.killed(owns):
         assert npu.counts()["regions"] == 4
-        owner.send_signal(signal.SIGKILL)
-        owner.wait(npu.LIMIT)
 
 
 @pytest.mark.usefixtures("clean")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -165,18 +162,13 @@ def test_an_end_under_load() -> None:
 
 
 def test_an_owner_killed_with_registrations_alive() -> None:
-    code = (
-        "import sys; from tests.lab.guest import npu; d = npu.Device().claim(0); m = d.map(0); c = npu.PeerCore();"
-        "c.register(npu.address_of(m), npu.CHANNEL); print('ready', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
+    def owns() -> object:
+        device, core = Device().claim(0), PeerCore()
+        core.register(npu.address_of(device.map(0)), CHANNEL)
+        return device, core
+
+    with npu.killed(owns):
         assert npu.counts().items() >= HELD.items()
-        owner.send_signal(signal.SIGKILL)
-        owner.wait(npu.LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -382,17 +384,36 @@ class PeerCore(Opened):
         return bool(self.ask(ioctl_number(3, 3, PeerStatus, 0xB9), PeerStatus(id=ticket)).invalidated)
 
 
-# -- descriptors from one process to another -------------------------------------------------------------
+# -- other processes --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def killed(body: Callable[[], object]) -> Iterator[None]:
+    """Another process does something, and keeps what that returns until it is killed at the end of the block."""
+    ready, done = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            kept = body()  # noqa: F841  # held until the end
+            os.write(done, b"x")
+            while True:
+                signal.pause()
+        except BaseException:  # noqa: BLE001  # this is another process, and ends here
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(done)
+    try:
+        assert os.read(ready, 1) == b"x", "it ended"
+        yield
+    finally:
+        os.close(ready)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
-def send(number: int, fd: int) -> None:
-    """Sends a descriptor through the socket with that number."""
-    with socket.socket(fileno=number) as end:
-        socket.send_fds(end, [b"x"], [fd])
 
 
 def receive(end: socket.socket) -> int:

@@ -28,7 +28,7 @@ from tests.lab.guest.npu import PAGE
 from tests.lab.guest.rdma import address, node
 from tests.lab.guest.sides import CONTROL, JOBS, LIMIT, Side, device, moved, source
 
-CHANNELS, CHANNEL_KIB, LAYERS = 8, 1024, 8
+CHANNELS, CHANNEL_KIB, LAYERS = 8, 2048, 8
 DEVICE = "/dev/hawk_npu0"
 MODULE = ("emulated=1", f"channels={CHANNELS}", f"channel_kib={CHANNEL_KIB}")
 PIDFD_GETFD = 438

@@ -206,7 +206,11 @@ def test_limits_are_wider_for_a_kernel_with_checkers(
 
 
 def test_the_suites_of_the_tree_can_be_read() -> None:
-    assert {"smoke", "pair"} <= set(vmlab.load_suites())
+    found = vmlab.load_suites()
+    plan = vmlab.together([suite for suite in found.values() if not suite.by_hand])
+    assert [[suite.name for suite in now] for now in plan] == [["kmod-use", "kmod"], ["rdma"]]
+    # One that is chosen alone has the first guest, and its PCI device, for itself.
+    assert vmlab.together([found["kmod"]]) == [(found["kmod"],)]
 
 
 def test_what_suites_choose_is_there() -> None:
@@ -218,7 +222,7 @@ def test_what_suites_choose_is_there() -> None:
     ]
     for suite in vmlab.load_suites().values():
         files = [*contract, *(suites.GUEST_TESTS / file for file in suite.files)]
-        text = "\n".join(path.read_text() for path in files)
+        text = "\n".join([path.read_text() for path in files] + [Path(file).stem for file in suite.files])
         missing = [word for word in re.findall(r"\w+", suite.tests) if word not in text]
         assert not missing, f"[{suite.name}]"
 
@@ -238,6 +242,12 @@ def test_a_suite_chooses_by_pytests_own_option() -> None:
         ('about = "x"\nfiles = ["smoke.py"]\nguests = 3', "expected 1 or 2"),
         ('about = "x"\nfiles = ["smoke.py"]\nguest = 2', "no such key 'guest'"),
         ('about = "x"\nfiles = "smoke.py"', "wrong kind"),
+        ('about = "x"\nfiles = ["smoke.py"]\nbeside = "none"', "another suite of one guest"),
+        ('about = "x"\nfiles = ["smoke.py"]\nbeside = "one"', "another suite of one guest"),
+        (
+            'about = "x"\nfiles = ["smoke.py"]\nbeside = "two"\n[two]\nabout = "x"\nfiles = ["pair.py"]\nguests = 2',
+            "another suite of one guest",
+        ),
         ("about", "Expected"),
     ],
 )
@@ -284,9 +294,9 @@ def test_a_run_goes_on_in_the_environment_as_the_same_process(tmp_path: Path) ->
     python.chmod(0o755)
     text = (
         f"import sys, runpy; sys.path.insert(0, {str(LIB)!r}); sys.modules['pytest'] = None; import venv_setup; "
-        f"venv_setup.ensure = lambda *_: {str(python)!r}; sys.argv = ['vm-lab', 'run', 'smoke']; "
+        f"venv_setup.ensure = lambda *_: {str(python)!r}; sys.argv = ['vm-lab', 'run', 'npu']; "
         f"runpy.run_path({str(LIB / 'vmlab' / '__main__.py')!r}, run_name='__main__')"
     )
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     said, _ = process.communicate(timeout=60)
-    assert said.split() == [str(process.pid), "run", "smoke"]
+    assert said.split() == [str(process.pid), "run", "npu"]

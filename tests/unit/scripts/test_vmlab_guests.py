@@ -163,14 +163,20 @@ GOOD = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
 BAD = '<testsuites><testsuite><testcase name="a"/><testcase name="b"><failure/></testcase></testsuite></testsuites>'
 
 
-def _judge(fake: Any, monkeypatch: pytest.MonkeyPatch, script: str) -> labs.SuiteResult:
+def _lab(fake: Any, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> vmlab.Lab:
+    """Guests are up, and what a suite of that name runs there is that script."""
     lab = vmlab.Lab()
-    guest = fake()
-    _wait_up(guest)
-    lab._guests = [guest]
+    lab._guests = [fake(node) for node in range(1, len(scripts) + 1)]
+    for guest in lab._guests:
+        _wait_up(guest)
     monkeypatch.setattr(lab, "environment", lambda *_: {})
     monkeypatch.setattr(lab, "check_python", lambda: None)
-    monkeypatch.setattr(lab, "_command", lambda *_: script)
+    monkeypatch.setattr(lab, "_command", lambda suite, _: scripts[suite.name])
+    return lab
+
+
+def _judge(fake: Any, monkeypatch: pytest.MonkeyPatch, script: str) -> labs.SuiteResult:
+    lab = _lab(fake, monkeypatch, {"one": script})
     return lab.run(vmlab.Suite("one", "a suite", ("smoke.py",)))
 
 
@@ -191,6 +197,25 @@ def test_a_suite_has_to_leave_good_results(
     result = _judge(fake, monkeypatch, script)
     assert result.ok is (said is None), result.report()
     assert said is None or said in result.report()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "good"),
+    [
+        (f"results {GOOD}", f"results {GOOD}", (True, True)),
+        (f"results {BAD}", f"results {GOOD}", (False, True)),
+        (f"results {GOOD}", "true", (True, False)),
+        ("stay", "panic", (False, False)),
+    ],
+)
+def test_two_suites_of_one_guest_are_judged_apart(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, first: str, second: str, good: tuple[bool, bool]
+) -> None:
+    lab = _lab(fake, monkeypatch, {"one": first, "two": second})
+    results = lab.run_together([vmlab.Suite(name, "a suite", ("smoke.py",)) for name in ("one", "two")])
+    assert [result.suite.name for result in results] == ["one", "two"]
+    assert tuple(result.ok for result in results) == good, [result.report() for result in results]
+    assert bool(lab._guests) is all(good), "guests of a suite that failed are not used again"
 
 
 def test_a_kernel_that_complains_fails_a_suite_that_passed() -> None:
