@@ -19,19 +19,9 @@ from hawk.memory import npu_abi as abi
 from hawk.memory.base import MoveSupport
 from hawk.memory.npu_device import NpuDevice
 from hawk.memory.region import ByteRanges
-from tests.lab.guest import npu
-from tests.lab.guest.npu import (
-    DYNAMIC,
-    NO_P2P,
-    PAGE,
-    PINNED,
-    STATIC,
-    Device,
-    Importer,
-    PeerCore,
-    clean,
-    fails,
-)
+from tests.lab.guest import drivers, npu
+from tests.lab.guest.drivers import DYNAMIC, NO_P2P, PINNED, STATIC, Importer, PeerCore
+from tests.lab.guest.npu import PAGE, Device, clean, fails
 
 __all__ = ["clean"]
 pytestmark = pytest.mark.usefixtures("clean")
@@ -140,7 +130,7 @@ def test_where_buses_do_not_reach_nothing_is_mapped() -> None:
                 os.close(fd)
                 with fails(errno.EREMOTEIO):
                     core.register(npu.address_of(device.map(0, PAGE)), PAGE, code)
-                assert core.failed == npu.DMA_MAP
+                assert core.failed == drivers.DMA_MAP
         npu.until_counts({})
     finally:
         npu.rmmod("hawk_npu")

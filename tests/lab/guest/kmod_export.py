@@ -17,25 +17,8 @@ import pytest
 from hawk.memory import npu_abi as abi
 from hawk.memory.windows import is_dmabuf, map_window
 from tests.lab.guest import npu
-from tests.lab.guest.npu import (
-    BEGINS,
-    BOUNCES,
-    CHANNEL,
-    DAWDLES,
-    DYNAMIC,
-    ENDS,
-    PAGE,
-    PINNED,
-    READS,
-    SLOW,
-    STATIC,
-    WRITES,
-    Device,
-    Importer,
-    clean,
-    emulated,
-    fails,
-)
+from tests.lab.guest.drivers import BOUNCES, DAWDLES, DYNAMIC, PINNED, SLOW, STATIC, Importer
+from tests.lab.guest.npu import BEGINS, CHANNEL, ENDS, PAGE, READS, WRITES, Device, clean, emulated, fails
 
 __all__ = ["clean", "emulated"]
 pytestmark = pytest.mark.usefixtures("clean")

@@ -10,24 +10,16 @@ import threading
 import pytest
 
 from hawk.memory import npu_abi as abi
-from tests.lab.guest import npu
-from tests.lab.guest.npu import (
-    CHANNEL,
-    PAGE,
-    PINNED,
-    SMALL,
-    Device,
-    Importer,
-    PeerCore,
-    clean,
-    emulated,
-    fails,
-)
+from tests.lab.guest import drivers, npu
+from tests.lab.guest.drivers import PINNED, Importer, PeerCore
+from tests.lab.guest.npu import CHANNEL, PAGE, SMALL, Device, clean, emulated, fails
 
 __all__ = ["clean", "emulated"]
 pytestmark = pytest.mark.usefixtures("clean")
 
-ORDERS = pytest.mark.parametrize("order", [npu.UNMAP_PUT, npu.PUT_UNMAP, npu.TWICE, npu.RELEASE_ONLY])
+ORDERS = pytest.mark.parametrize(
+    "order", [drivers.UNMAP_PUT, drivers.PUT_UNMAP, drivers.TWICE, drivers.RELEASE_ONLY]
+)
 HELD = {"peers": 1, "peer_pins": 1, "mappings": 1}
 
 
@@ -70,7 +62,7 @@ def test_what_is_not_ours_is_left_to_others() -> None:
         for where, nbytes in wrong:
             with fails(errno.ENOENT):
                 core.register(where, nbytes)
-            assert core.failed == npu.ACQUIRE
+            assert core.failed == drivers.ACQUIRE
 
 
 def test_what_may_not_be_written_is_not_registered_for_writing() -> None:
@@ -79,7 +71,7 @@ def test_what_may_not_be_written_is_not_registered_for_writing() -> None:
         made = device.map(0, prot=mmap.PROT_READ)
         with fails(errno.EFAULT):
             core.register(npu.address_of_readonly(made), PAGE)
-        assert core.failed == npu.GET_PAGES
+        assert core.failed == drivers.GET_PAGES
 
 
 def test_a_registration_belongs_to_the_channel_and_not_to_the_mapping() -> None:
@@ -174,12 +166,12 @@ def test_an_owner_killed_with_registrations_alive() -> None:
 @pytest.mark.parametrize(
     ("step", "failed", "number"),
     [
-        ("peer_acquire", npu.ACQUIRE, errno.ENOENT),
-        ("peer_pin", npu.GET_PAGES, errno.ENOMEM),
-        ("peer_map", npu.DMA_MAP, errno.ENOMEM),
-        ("map", npu.DMA_MAP, errno.ENOMEM),
-        ("map_table", npu.DMA_MAP, errno.ENOMEM),
-        ("map_dma", npu.DMA_MAP, errno.EIO),
+        ("peer_acquire", drivers.ACQUIRE, errno.ENOENT),
+        ("peer_pin", drivers.GET_PAGES, errno.ENOMEM),
+        ("peer_map", drivers.DMA_MAP, errno.ENOMEM),
+        ("map", drivers.DMA_MAP, errno.ENOMEM),
+        ("map_table", drivers.DMA_MAP, errno.ENOMEM),
+        ("map_dma", drivers.DMA_MAP, errno.EIO),
     ],
 )
 def test_a_failure_at_each_step_leaves_nothing(step: str, failed: int, number: int) -> None:
