@@ -100,7 +100,8 @@ struct hawk_npu_checksum {
 /*
  * A range of a claimed channel as a dma-buf, for drivers to import and processes to mmap: bytes
  * without the device. Nobody new gets at them once the channel is revoked, reset or no longer
- * claimed.
+ * claimed.  Where DMA is not coherent a process says when it begins and ends its access
+ * (DMA_BUF_IOCTL_SYNC).
  */
 #define HAWK_NPU_EXPORT		_IOWR(HAWK_NPU_IOC_MAGIC, 0x02, struct hawk_npu_export)
 
@@ -126,6 +127,7 @@ struct hawk_npu_checksum {
 /*
  * HAWK_NPU_DMABUF: takes another driver's dma-buf as this open's next free channel.  Its mapping
  * here is an address to register with a NIC and cannot be touched; map the dma-buf itself for that.
+ * EFAULT: the answer cannot be written where it belongs, and nothing was taken.
  */
 #define HAWK_NPU_ADOPT		_IOWR(HAWK_NPU_IOC_MAGIC, 0x07, struct hawk_npu_adopt)
 
