@@ -12,7 +12,6 @@ import numpy as np
 
 from hawk.memory.cuda_driver import CudaFault
 from hawk.retile.cuda.shelf import Shelf
-from hawk.retile.cuda.tables import bind
 
 if TYPE_CHECKING:
     from tests.fake_cuda import FakeCuda
@@ -221,13 +220,12 @@ class Kernels:
         self.fail: Exception | None = None
 
     def prepare(self, steps: list, regions: list, arena: object, stream: int) -> object:
-        bounds = bind(steps, regions, arena, self._shelf)
         arrays = [self._driver.at(*span) for span in regions]
-        into = self._driver.at(*arena)
+        launches = self._compiled.bound(steps, arrays, self._driver.at(*arena), self._shelf)
 
         def work() -> None:
-            for bound in bounds:
-                assert self._compiled.launch(bound, arrays, into) == 0, "an access outside, or not aligned"
+            for one in launches:
+                assert self._compiled.launch(*one) == 0, "an access outside, or not aligned"
 
         def launch(stream: int) -> None:
             if self.fail is not None:

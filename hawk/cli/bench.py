@@ -122,6 +122,33 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 
 
 @bench.command()
+@click.option("--device", help='The GPU.  [default: "cuda:0"]')
+@click.option(
+    "--tokens",
+    multiple=True,
+    type=click.IntRange(1, 1 << 20),
+    help="Tokens of the request; may be given again.  [default: 2048, 8192]",
+)
+@click.option("--runs", type=click.IntRange(1, 1000), help="Rounds, each of every way.  [default: 7]")
+@click.option(
+    "--chunk",
+    callback=lambda c, o, v: None if v is None else _size(c, o, v),
+    help="Bytes of a chunk at most.  [default: 64MiB]",
+)
+@click.option(
+    "--agent",
+    multiple=True,
+    type=click.Choice(("embedded", "apart")),
+    help="In the engine's process, or in one of its own; both by default.",
+)
+@click.option("--quick", is_flag=True, help="One round of 64 tokens: does it work, not how fast is it.")
+@_json
+def overlap(as_json: bool, **options: Any) -> None:
+    """What a transfer from a GPU costs the prefill beside it, and what of it is left after that; needs torch."""
+    _bench("overlap", as_json, **options)
+
+
+@bench.command()
 @click.option(
     "--size-mb",
     type=click.IntRange(1, 1 << 20),

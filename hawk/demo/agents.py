@@ -63,6 +63,7 @@ class Settings:
     inside      a second decode agent lives in this process
     tables      further tables of both, in TOML
     embedded    the prefill agent lives in this process
+    outside     the prefill agent is started by somebody else, from the file `Pair.config`
     prefill     address by which the decode agents reach the prefill agent, where it is not the agent's own
     """
 
@@ -76,6 +77,7 @@ class Settings:
     jobs: Mapping[str, int] = field(default_factory=dict)
     inside: bool = False
     embedded: bool = False
+    outside: bool = False
     tables: str = ""
     prefill: str = ""
 
@@ -147,6 +149,7 @@ class Pair:
     prefill, decode    the clients
     pids               of the prefill and of the decode agent
     agent, inside      the agent in this process and its client, where the settings want one
+    config             the prefill agent's file, where somebody else is to start it
 
     Leaving the block ends both processes and removes their files.  Raises `AgentFailed`.
     """
@@ -155,6 +158,7 @@ class Pair:
     decode: Client
     agent: Agent
     inside: Client
+    config: Path
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -185,7 +189,7 @@ class Pair:
         for name in (PREFILL, DECODE, INSIDE):
             new_pair(folder, name)
         configs = configuration(folder, self.settings)
-        started = (DECODE,) if self.settings.embedded else (PREFILL, DECODE)
+        started = (DECODE,) if self.settings.embedded or self.settings.outside else (PREFILL, DECODE)
         for name in started:
             self._processes.append(_Process(name, folder, configs[name]))
         memory = self.settings.capacity + self.settings.arenas
@@ -198,6 +202,9 @@ class Pair:
         self.decode = clients[-1]
         if self.settings.embedded:
             self.prefill = await self._embedded(PREFILL, folder, configs)
+        elif self.settings.outside:
+            self.config = folder / f"{PREFILL}.toml"
+            self.config.write_text(configs[PREFILL])
         else:
             self.prefill = clients[0]
         if self.settings.inside:

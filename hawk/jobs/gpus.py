@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-from hawk.errors import HawkError, HawkMemoryError, InvalidArgument, OutOfMemory, Unmappable
+from hawk.errors import HawkError, HawkMemoryError, InvalidArgument, OutOfMemory
 from hawk.jobs.states import settle
 from hawk.jobs.turns import Slots
 from hawk.jobs.ways import Way
@@ -29,7 +28,6 @@ from hawk.memory.cuda_driver import STICKY, CudaFault
 from hawk.observe.log import get as get_log
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.launch import CudaRetiler
-from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from hawk.memory.cuda_marks import Mark
     from hawk.memory.region import Region
     from hawk.retile.cpu import Step
+    from hawk.retile.rows import RowsStep
 
 log = get_log("hawk.jobs.gpus")
 
@@ -62,7 +61,9 @@ class Prepared(Protocol):
 class Kernels(Protocol):
     """What makes kernels of steps; `hawk.retile.cuda.launch.CudaRetiler` does."""
 
-    def prepare(self, steps: Sequence[Step], regions: Sequence[Span], arena: Span, stream: int) -> Prepared:
+    def prepare(
+        self, steps: Sequence[Step | RowsStep], regions: Sequence[Span], arena: Span, stream: int
+    ) -> Prepared:
         """Tables and kernels for these steps; what it has to bring to the GPU goes over the stream."""
 
 
@@ -74,6 +75,18 @@ class Lane:
     event: int
     room: Span
     between: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A chunk as a lane is told of it: `before` are events that come first, `stop` says that nobody wants it."""
+
+    steps: Sequence[Step | RowsStep]
+    spans: Sequence[Span]
+    way: Way
+    nbytes: int
+    before: Sequence[int]
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 class OnGpu:
@@ -137,17 +150,9 @@ class OnGpu:
     async def run(self, portion: Portion) -> None:
         """See `hawk.jobs.retilers.SourceRetiler`.  A cancelled one waits until the GPU has come to its end.
 
-        Raises `Unmappable` for steps that no kernel does, `DeviceLost`, `HawkMemoryError`.
+        Raises `OutOfMemory` where there is no room for the chunk on the GPU, `DeviceLost`, `HawkMemoryError`.
         """
         self._there.check()
-        steps = [step for step in portion.steps if not isinstance(step, RowsStep)]
-        if len(steps) < len(portion.steps):
-            raise Unmappable(
-                "scales are moved or made on the way, which the GPU's kernels do not do",
-                field="cache.codec",
-                got=portion.offer.cache.layout.codec.name,
-                expected="elements without scales on the side that has other ones, or a cache in memory of the host",
-            )
         lane = self._lanes.pop()
         if portion.nbytes > lane.room.nbytes:
             self._lanes.append(lane)
@@ -157,36 +162,27 @@ class OnGpu:
                 got=portion.nbytes,
                 expected=f"{lane.room.nbytes} bytes or fewer",
             )
-        stop = threading.Event()
-        spans = [Span(region.address, region.nbytes) for region in portion.offer.cache.regions]
-        way = Way.of(portion)
-        before = self._before(portion.offer, portion.layers)
-        work = asyncio.get_running_loop().run_in_executor(
-            self._pool,
-            functools.partial(self._work, lane, before, steps, spans, way, portion.nbytes, stop),
+        wanted = _Wanted(
+            portion.steps,
+            [Span(region.address, region.nbytes) for region in portion.offer.cache.regions],
+            Way.of(portion),
+            portion.nbytes,
+            self._before(portion.offer, portion.layers),
         )
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._work, lane, wanted)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
-            stop.set()
+            wanted.stop.set()
             await settle(work)
             raise
         finally:
             self._lanes.append(lane)
 
-    def _work(
-        self,
-        lane: Lane,
-        before: Sequence[int],
-        steps: Sequence[Step],
-        spans: Sequence[Span],
-        way: Way,
-        nbytes: int,
-        stop: threading.Event,
-    ) -> None:
+    def _work(self, lane: Lane, wanted: _Wanted) -> None:
         with self._there.current() as driver:
             try:
-                self._carry_out(driver, lane, before, steps, spans, way, nbytes, stop)
+                self._carry_out(driver, lane, wanted)
             except Exception as error:
                 fault = self._typed(error)
                 if self._there.lost is None:
@@ -201,6 +197,12 @@ class OnGpu:
         """The error as it is told: the driver's faults by number, those of the kernels' library by theirs."""
         if isinstance(error, CudaFault):
             return self._there.typed(error)
+        if isinstance(error, MemoryError) and not isinstance(error, HawkError):
+            return OutOfMemory(
+                "the GPU has too little free memory for rows and tables",
+                field=f"cuda:{self._there.number}",
+                got=error,
+            )
         code = getattr(error, "status", None)
         if isinstance(error, HawkError) or code is None:
             return error
@@ -208,22 +210,13 @@ class OnGpu:
             return self._there.lose(error)
         return HawkMemoryError("kernels cannot be started", field=f"cuda:{self._there.number}", got=error)
 
-    def _carry_out(
-        self,
-        driver: Driver,
-        lane: Lane,
-        before: Sequence[int],
-        steps: Sequence[Step],
-        spans: Sequence[Span],
-        way: Way,
-        nbytes: int,
-        stop: threading.Event,
-    ) -> None:
+    def _carry_out(self, driver: Driver, lane: Lane, wanted: _Wanted) -> None:
+        way, nbytes = wanted.way, wanted.nbytes
         room = way.room if way.gpu == self._there.number else lane.room.address
-        prepared = self._kernels.prepare(steps, spans, Span(room, nbytes), lane.stream)
-        if stop.is_set():
+        prepared = self._kernels.prepare(wanted.steps, wanted.spans, Span(room, nbytes), lane.stream)
+        if wanted.stop.is_set():
             return
-        for event in before:
+        for event in wanted.before:
             driver.wait(lane.stream, event)
         if self._scrub:
             # What lies between the pages of a chunk is copied too, and must be nobody's.

@@ -38,7 +38,7 @@ def scales(largest: F64, elements: CodecInfo, kind: CodecInfo) -> F32:
     exact = np.where(largest > 0, largest / most(elements), 1.0).astype(np.float32)
     bits = encode(kind.name, np.ascontiguousarray(exact).reshape(1, -1).view(np.uint32))
     kept = decode(kind.name, bits, exact.size).view(np.float32).reshape(exact.shape)
-    low, high = _ends(kind.name)
+    low, high = ends(kind.name)
     found: F32 = np.clip(kept, low, high)
     return found
 
@@ -50,7 +50,7 @@ def stored(kind: CodecInfo, value: float) -> float:
 
 
 @cache
-def _ends(name: str) -> tuple[np.float32, np.float32]:
+def ends(name: str) -> tuple[np.float32, np.float32]:
     """The smallest number above 0 of a codec, and its largest finite one."""
     infinity = {"fp32": 0x7F800000, "bf16": 0x7F80, "fp16": 0x7C00}[name]
     width = 4 if name == "fp32" else 2

@@ -13,6 +13,7 @@ from hawk.retile import cpu
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.launch import CudaRetiler, span
 from tests.unit.retile import layouts as lay
+from tests.unit.retile.cuda import test_through as rows
 from tests.unit.retile.cuda.test_codecs import EVERY, FACTORS, layouts_for, step_of
 from tests.unit.retile.cuda.test_pairs import CASES, planned
 
@@ -126,3 +127,31 @@ def test_no_such_device():
 def test_a_tensor_of_any_framework_is_taken():
     array = cupy.zeros((3, 4), cupy.float16)
     assert span(array) == Span(array.data.ptr, 24)
+
+
+class OnGpu:
+    """What `tests.unit.retile.cuda.on_cpu.Kernels` is, on the GPU."""
+
+    def __init__(self, retiler):
+        self._retiler = retiler
+
+    def run(self, steps, regions, arena):
+        held, into = [cupy.asarray(r) for r in regions], cupy.asarray(arena)
+        self._retiler.prepare(steps, [span(r) for r in held], span(into)).launch()
+        arena[:] = into.get()
+
+
+EVERY_RULE = [
+    *rows.MADE,
+    *((before, codec, after, codec) for before, codec, after in rows.SPREAD),
+    *rows.RANGED,
+    *rows.LEFT,
+]
+
+
+@pytest.mark.parametrize("case", EVERY_RULE)
+def test_scales(case, retiler):
+    """Bytes of every kind, NaNs and infinities of elements and of scales among them."""
+    src, dst = rows.pair(*case)
+    for seed in range(4):
+        rows.check(OnGpu(retiler), src, dst, token=6, tokens=rows.scaled.TOKENS - 6, seed=seed)

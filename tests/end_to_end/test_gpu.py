@@ -25,9 +25,11 @@ from hawk.errors import (
 )
 from hawk.handles import DeviceCache
 from hawk.jobs.gpus import AHEAD, LANES, Gpus
+from hawk.layouts import Layout
 from hawk.memory import cuda_driver
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import AgentProcess, clients
+from tests.end_to_end.test_layouts import INTERLEAVED, QUANTISED
 from tests.end_to_end.test_other_clients import embedded
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_parts import Gate, Kernels
@@ -147,6 +149,28 @@ async def test_kernels_wait_for_the_layers_that_they_read_and_no_others(
         c.check(device, c.target_spec(), c.Moved(host, src, dst, 0, 128), guards=[device])
         assert driver.counts["synchronised"] >= c.LAYERS, "a chunk for each layer"
         driver.end_stream(engine)
+
+
+async def test_scales_are_made_as_those_of_memory_of_the_host(
+    short_path: Path, driver: FakeCuda, kernels: Kernels
+) -> None:
+    """Any bits at all of bf16 become int8 under scales of their own."""
+    there = QUANTISED.format(more=INTERLEAVED, place="page", order="head slot dim")
+    dst, host = c.target_spec(layout=Layout.from_toml(there), codec=None), c.filled()
+    async with scene(short_path) as (hp, hd, _):
+        device = await hd.allocate(dst, memory="npu0")
+        src, into = c.tables(1, 0, 0, 100, src=host.spec, dst=dst)
+        seen = []
+        for cache in (host, on_gpu(driver, host)):
+            source = await hp.register(cache)
+            c.paint(device)
+            offer = await hp.offer("r", source, src, tokens=100)
+            await hd.fetch(offer, into=device, blocks=into, timeout="20s")
+            seen.append([channel.copy() for channel in device.channels])
+            await source.release()
+        assert kernels.launched > 0
+        for got, want in zip(seen[1], seen[0], strict=True):
+            assert np.array_equal(got, want)
 
 
 async def test_chunks_are_made_ahead_and_leave_room_for_another_job(

@@ -33,6 +33,8 @@ typedef long long i64;
 
 #define TO_FLOAT(bits) __uint_as_float(bits)
 #define TO_BITS(real) __float_as_uint(real)
+#define TO_DOUBLE(bits) __longlong_as_double((i64)(bits))
+#define DOUBLE_BITS(real) ((u64)__double_as_longlong(real))
 #define TIMES(a, b) __fmul_rn(a, b)
 #define OVER(a, b) __fdiv_rn(a, b)
 #define TIMES_PLUS(a, b, c) __fmaf_rn(a, b, c)

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hawk.errors import InvalidArgument, MissingDependency
-from hawk.retile.cuda import source
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.spec import THREADS
-from hawk.retile.cuda.tables import bind
+from hawk.retile.cuda.through import stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hawk.retile.cpu import Step
-    from hawk.retile.cuda.spec import Spec
     from hawk.retile.cuda.tables import Bound
+    from hawk.retile.cuda.through import Between
     from hawk.retile.rows import RowsStep
 
 OPTIONS = ("-std=c++17",)
@@ -93,7 +92,7 @@ class CudaRetiler:
                 "no such device", field="device", got=f"cuda:{device}", expected=f"cuda:0..cuda:{count - 1}"
             )
         self.device = device
-        self._kernels: dict[tuple[Spec, ...], Any] = {}
+        self._kernels: dict[tuple[object, ...], Any] = {}
         self._shelf: Shelf[Any] = Shelf()
 
     def prepare(
@@ -106,34 +105,42 @@ class CudaRetiler:
 
         Raises `InvalidArgument` as `tables.bind` does.
         """
-        launches = [(self._kernel(one), one) for one in bind(steps, regions, arena, self._shelf)]
-        with _on(self._cupy, self.device, stream):
-            return PreparedRetile(self._cupy, self.device, launches)
+        rows: list[Any] = []
 
-    def _kernel(self, bound: Bound) -> Any:
-        if bound.specs not in self._kernels:
+        def room(nbytes: int) -> Span:
+            rows.append(self._cupy.empty(nbytes, np.uint8))
+            return span(rows[0])
+
+        with _on(self._cupy, self.device, stream):
+            found = [stage.bound for stage in stages(steps, regions, arena, room, self._shelf)]
+            launches = [(self._kernel(one), one) for one in found]
+            return PreparedRetile(self._cupy, self.device, launches, rows)
+
+    def _kernel(self, bound: Bound | Between) -> Any:
+        if bound.key not in self._kernels:
             with self._cupy.cuda.Device(self.device):
-                module = self._cupy.RawModule(code=source.text(bound.specs), options=OPTIONS)
+                module = self._cupy.RawModule(code=bound.text(), options=OPTIONS)
                 kernel = module.get_function("retile")
-                shared = source.shared_bytes(bound.specs)
-                if shared > PLAIN_SHARED:
-                    kernel.max_dynamic_shared_size_bytes = shared
-            self._kernels[bound.specs] = kernel
-        return self._kernels[bound.specs]
+                if bound.shared_bytes > PLAIN_SHARED:
+                    kernel.max_dynamic_shared_size_bytes = bound.shared_bytes
+            self._kernels[bound.key] = kernel
+        return self._kernels[bound.key]
 
 
 class PreparedRetile:
     """Launches of some steps over memory that must not move; as many as wanted, also into a CUDA graph."""
 
-    def __init__(self, cupy: Any, device: int, launches: list[tuple[Any, Bound]]) -> None:
-        self._cupy, self._device = cupy, device
+    def __init__(
+        self, cupy: Any, device: int, launches: list[tuple[Any, Bound | Between]], held: object = None
+    ) -> None:
+        self._cupy, self._device, self._held = cupy, device, held
         self._launches = []
         for kernel, bound in launches:
             table = cupy.asarray(bound.table)
             fields = [("table", np.uint64), ("parts", np.uint32, bound.parts.shape)]
             arguments = np.zeros((), fields)
             arguments["table"], arguments["parts"] = table.data.ptr, bound.parts
-            shared = source.shared_bytes(bound.specs)
+            shared = bound.shared_bytes
             self._launches.append((kernel, (bound.blocks,), (arguments,), shared, table))
 
     @property

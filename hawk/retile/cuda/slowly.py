@@ -48,7 +48,7 @@ def slow(i: int, spec: Spec) -> str:
 
 def _offsets(spec: Spec) -> list[str]:
     """Lines for the offsets of element `first + k` of a piece on both sides, its row and its col."""
-    lines, rest = ["u32 e0 = first + k;"], "e0"
+    lines, rest = ["u32 e0 = first + k;", *([] if spec.loops else ["(void)e0;"])], "e0"
     sums: dict[str, list[str]] = {"src": [], "dst": [], "row": [], "col": []}
     for j, loop in enumerate(reversed(spec.loops)):
         last = j == len(spec.loops) - 1

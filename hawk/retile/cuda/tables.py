@@ -13,6 +13,7 @@ import numpy as np
 
 from hawk.errors import InvalidArgument
 from hawk.retile import numpy_core
+from hawk.retile.cuda import source
 from hawk.retile.cuda.bases import bases_of
 from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.spec import VECTOR, Axis, Spec
@@ -61,6 +62,20 @@ class Bound:
     parts: NDArray[np.uint32]
     blocks: int
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Of the kernel, which launches with the same have in common."""
+        return self.specs
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return source.shared_bytes(self.specs)
+
+    def text(self, under: str | None = None) -> str:
+        """Of the kernel; see `hawk.retile.cuda.source.text`."""
+        return source.text(self.specs, under)
+
 
 def bind(
     steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, shelf: Shelf[_Part] | None = None
@@ -73,18 +88,16 @@ def bind(
     Raises
     ------
     InvalidArgument
-        a step names a region or an offset that is not there, its pieces do not fit, or it goes through rows, which
-        kernels do not do
+        a step names a region or an offset that is not there, its pieces do not fit, or it goes through rows
     """
     kinds: dict[object, list[Step]] = {}
     for step in steps:
         if isinstance(step, RowsStep):
             raise InvalidArgument(
-                "scales that are made or moved go through rows, which kernels do not do",
+                "a step through rows is several launches",
                 field="steps",
                 got="a step through rows",
-                expected="steps of one program",
-                hint="Retile these layers on the CPU",
+                expected="steps of one program; hawk.retile.cuda.through takes both",
             )
         if len(step.pieces):
             p = step.program

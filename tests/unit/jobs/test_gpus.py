@@ -14,7 +14,6 @@ from hawk.errors import (
     InvalidArgument,
     MissingDependency,
     OutOfMemory,
-    Unmappable,
 )
 from hawk.jobs.gpus import LANES, Gpus
 from hawk.jobs.retilers import Portion
@@ -22,7 +21,6 @@ from hawk.memory import cuda, cuda_driver, cuda_marks
 from hawk.memory.cuda import DeviceRegion
 from hawk.memory.cuda_arrays import CudaArray
 from hawk.memory.region import Region
-from hawk.retile.rows import RowsStep
 from tests.fake_cuda import FakeCuda
 
 CHUNK = 1 << 16
@@ -61,12 +59,9 @@ def portion(gpus: Gpus, steps: list, nbytes: int = 4096) -> Portion:
     return Portion(offer(), 1, steps, gpus._arena, 0, nbytes)
 
 
-async def test_scales_and_chunks_that_are_too_large_are_refused(gpus: Gpus) -> None:
+async def test_chunks_that_are_too_large_are_refused(gpus: Gpus) -> None:
     await gpus.open(0)
     there = gpus.of(0)
-    rows = RowsStep(layer=0, kv=0, blocks=1, token=0, reads=(), writes=())
-    with pytest.raises(Unmappable, match=r"scales are moved or made on the way.*int8.*memory of the host"):
-        await there.run(portion(gpus, [rows]))
     for _ in range(3):  # and every lane is there again
         with pytest.raises(
             OutOfMemory, match=f"jobs.chunk: the chunk is larger than its room on the GPU; got {CHUNK + 1}"
@@ -141,6 +136,19 @@ async def test_marks_that_nobody_claims_are_bounded(
     for mark in made:
         cuda_marks.drop(mark)
     assert not driver.events
+
+
+async def test_a_gpu_without_room_for_rows_says_so(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def prepare(self, *_: object) -> object:
+            raise MemoryError("out of memory allocating 512 bytes")
+
+    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Full()))
+    gpus = Gpus(Region("arena", np.zeros(1 << 16, np.uint8)), CHUNK, scrub=False, on_lost=lambda *_: None)
+    await gpus.open(0)
+    with pytest.raises(OutOfMemory, match=r"cuda:0: the GPU has too little free memory for rows and tables"):
+        await gpus.of(0).run(portion(gpus, []))
+    gpus.close()
 
 
 class Nothing:

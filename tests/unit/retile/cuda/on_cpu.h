@@ -69,6 +69,8 @@ static void shuffle(u32 *order, u32 n)
 
 static inline float TO_FLOAT(u32 x) { float f; memcpy(&f, &x, 4); return f; }
 static inline u32 TO_BITS(float f) { u32 x; memcpy(&x, &f, 4); return x; }
+FN double TO_DOUBLE(u64 x) { double d; memcpy(&d, &x, 8); return d; }
+FN u64 DOUBLE_BITS(double d) { u64 x; memcpy(&x, &d, 8); return x; }
 #define TIMES(a, b) ((a) * (b))
 #define OVER(a, b) ((a) / (b))
 #define TIMES_PLUS(a, b, c) ((a) * (b) + (c)) /* where the product is exact, as it is wherever this stands */

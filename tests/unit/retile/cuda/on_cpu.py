@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hawk.retile.cuda import source
 from hawk.retile.cuda.bases import Span
-from hawk.retile.cuda.tables import bind
+from hawk.retile.cuda.through import stages
 
 HEADER = Path(__file__).with_name("on_cpu.h").read_text()
 RUN = """
@@ -56,8 +55,8 @@ class Kernels:
     def __init__(self, folder, change=lambda text: text):
         self.folder, self.change, self.known = Path(folder), change, {}
 
-    def function(self, specs):
-        return self.compiled(self.change(source.text(specs, HEADER)) + RUN)
+    def function(self, bound):
+        return self.compiled(self.change(bound.text(HEADER)) + RUN)
 
     def compiled(self, text):
         if text not in self.known:
@@ -89,16 +88,27 @@ class Kernels:
         arguments = np.concatenate(
             [np.array([table.ctypes.data], np.uint64).view(np.uint32), bound.parts.ravel()]
         )
-        run = self.function(bound.specs)
+        run = self.function(bound)
         return run(
             ctypes.c_void_p(np.ascontiguousarray(arguments).ctypes.data),
             ctypes.c_uint32(bound.blocks),
             ctypes.c_uint32(seed),
-            ctypes.c_uint32(source.shared_bytes(bound.specs)),
+            ctypes.c_uint32(bound.shared_bytes),
             ctypes.c_void_p(spans.ctypes.data),
             ctypes.c_uint32(len(spans)),
         )
 
     def run(self, steps, regions, arena, seed=1):
-        for bound in bind(steps, [span(r) for r in regions], span(arena)):
-            assert self.launch(bound, regions, arena, seed) == 0, "an access outside, or not aligned"
+        for one in self.bound(steps, regions, arena):
+            assert self.launch(*one, seed) == 0, "an access outside, or not aligned"
+
+    def bound(self, steps, regions, arena, shelf=None):
+        """Every launch, and the memory that it reads and writes."""
+        rows = []
+
+        def room(nbytes):
+            rows.append(aligned(nbytes, 0xEE))
+            return span(rows[0])
+
+        found = stages(steps, [span(r) for r in regions], span(arena), room, shelf)
+        return [(s.bound, regions if s.source else rows, arena if s.target else rows[0]) for s in found]

@@ -207,7 +207,7 @@ def test_errors_name_the_field():
             bind([replace(step, **change)], [region], arena)
     with pytest.raises(InvalidArgument, match=r"pieces\[\d+\]\.src_page"):
         bind([step], [Span(region.address, region.nbytes // 4)], arena)
-    with pytest.raises(InvalidArgument, match="go through rows"):
+    with pytest.raises(InvalidArgument, match="through rows"):
         bind([RowsStep(0, 0, 1, 0, (), ())], [region], arena)
 
 
@@ -244,7 +244,7 @@ def test_the_text_compiles(compiler, tmp_path):
         [step_of(a, b)], [Span(1 << 20, a.channel_bytes)], Span(1 << 30, b.channel_bytes * b.channels)
     )
     if compiler == "cc":
-        Kernels(tmp_path).function(bound.specs)
+        Kernels(tmp_path).function(bound)
         return
     (tmp_path / "kernel.cu").write_text(source.text(bound.specs))
     command = [compiler, "-arch=sm_90", "-std=c++17", "-cubin", "-Werror", "all-warnings"]
