@@ -21,6 +21,7 @@ from hawk.cli.doctor import doctor
 from hawk.cli.keys import keys
 from hawk.cli.layout import layout
 from hawk.cli.operate import drain, job, jobs, peers, status
+from hawk.cli.proxy import serve_proxy
 from hawk.errors import ConfigError, HawkError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def cli() -> None:
     """Moves KV caches between accelerators that disagree about memory layout."""
 
 
-for _command in (bench, config, demo, doctor, drain, job, jobs, keys, layout, peers, status):
+for _command in (bench, config, demo, doctor, drain, job, jobs, keys, layout, peers, serve_proxy, status):
     cli.add_command(_command)
 
 

@@ -31,6 +31,20 @@ def make(folder: Path, *, heads: int = HEADS, dim: int = DIM) -> None:
         initializer_range=0.2,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    _tokenizer(folder)
+
+
+def _tokenizer(folder: Path) -> None:
+    """A word for each token, `w7` for 7: servers want one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, **{f"w{i}": i for i in range(4, 1024)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
 
 
 def prompts(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:

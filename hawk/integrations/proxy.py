@@ -1,0 +1,253 @@
+"""A proxy in front of prefill and decode engines that speak OpenAI's HTTP: it has both begin at once.
+
+The first request to a prefill engine goes in sequence, prefill and then decode: its answer says where the engine's
+agents are.  From then on a request goes to both sides at once under a transfer's name that the proxy draws, so that the
+decode engine's fetch is there while the prefill runs.  Where the prefill fails the decode engine computes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hawk.errors import BadFrame, HawkError, PeerLost
+from hawk.integrations import http
+from hawk.integrations.remote import new_transfer
+from hawk.observe.log import get as get_log
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+
+    from hawk.integrations.http import Head, Server
+
+log = get_log("hawk.integrations.proxy")
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+"""What is prefilled apart; all else goes to a decode engine as it is."""
+
+_PLACE = ("remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size")
+_PASSED = ("authorization", "content-type", "accept", "x-request-id", "openai-organization")
+
+
+@dataclass(eq=False)
+class Prefill:
+    """A prefill engine; `place` is what it said of its agents, or nothing yet."""
+
+    server: Server
+    place: dict[str, Any] = field(default_factory=dict)
+
+    def learn(self, params: Mapping[str, Any]) -> bool:
+        """Takes over where its agents are; whether that is new."""
+        place = {key: params[key] for key in _PLACE if key in params}
+        old, self.place = self.place, place
+        return old != place
+
+
+class Proxy:
+    """Serves clients until it is closed.
+
+    early    whether both sides begin at once; otherwise nothing overlaps but the chunks of a transfer
+    """
+
+    def __init__(self, prefills: Sequence[Server], decodes: Sequence[Server], *, early: bool = True) -> None:
+        self._prefills = itertools.cycle([Prefill(server) for server in prefills])
+        self._decodes = itertools.cycle(decodes)
+        self._early = early
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port, which the system chooses for 0."""
+        self._server = await asyncio.start_server(self._accepted, host, port, limit=http.HEAD)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Ends every request."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._clients):
+            task.cancel()
+        if self._clients:
+            await asyncio.wait(set(self._clients))
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._client(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await http.read_head(reader)
+            if head is not None:
+                body = await http.read_body(reader, head)
+                await _unless_gone(reader, self._serve(head, body, writer))
+        except BadFrame as fault:
+            _say(writer, 400, "Bad Request", fault)
+        except HawkError as fault:
+            log.warning("request failed", reason=str(fault))
+            _say(writer, 502, "Bad Gateway", fault)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client has left
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _serve(self, head: Head, body: bytes, writer: asyncio.StreamWriter) -> None:
+        decode = next(self._decodes)
+        asked = _parsed(body) if head.first[0] == "POST" and head.first[1] in PATHS else None
+        if asked is None or not _single(asked) or "kv_transfer_params" in asked:
+            await _pass(decode, head, body, writer)  # several would fetch one prefill
+            return
+        prefill = next(self._prefills)
+        if self._early and prefill.place:
+            await self._at_once(prefill, decode, head, asked, writer)
+        else:
+            params = await self._prefilled(prefill, head, asked, {"do_remote_decode": True})
+            await _decode(decode, head, asked, params, writer)
+
+    async def _prefilled(
+        self, prefill: Prefill, head: Head, asked: Mapping[str, Any], params: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Has a prompt prefilled; what the decode engine needs to know, or None where it did not work."""
+        short = {**asked, "max_tokens": 1, "stream": False, "kv_transfer_params": params}
+        short.pop("stream_options", None)
+        for key in ("max_completion_tokens", "min_tokens"):
+            if key in short:
+                short[key] = 1
+        try:
+            async with http.asked(prefill.server, _request(prefill.server, head, short)) as (told, reader):
+                found = await http.read_body(reader, told, answer=True)
+            if told.status != 200:
+                raise PeerLost("the prefill engine refused", address=prefill.server, status=told.status)
+            answer = _parsed(found) or {}
+            back = answer.get("kv_transfer_params")
+            if not isinstance(back, dict):
+                raise PeerLost("the prefill engine hands nothing over", address=prefill.server)
+        except (HawkError, OSError, asyncio.IncompleteReadError) as fault:
+            log.warning("prefill failed; the decode engine computes", reason=str(fault))
+            return None
+        if prefill.learn(back):
+            log.info("prefill engine", server=str(prefill.server), **prefill.place)
+        return back
+
+    async def _at_once(
+        self,
+        prefill: Prefill,
+        decode: Server,
+        head: Head,
+        asked: dict[str, Any],
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        transfer, place = new_transfer(), dict(prefill.place)
+        early = {"do_remote_prefill": True, "transfer_id": transfer, **place}
+        here = {"do_remote_decode": True, "transfer_id": transfer}
+        started = asyncio.Event()
+        first = asyncio.ensure_future(self._prefilled(prefill, head, asked, here))
+        second = asyncio.ensure_future(_decode(decode, head, asked, early, writer, started))
+        try:
+            await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+            if first.done() and not started.is_set():
+                params = first.result()
+                if params is None or prefill.place != place:
+                    # It waits for what will not come, or at the wrong place.
+                    await _ended(second)
+                    second = asyncio.ensure_future(_decode(decode, head, asked, params, writer))
+            await second
+        finally:
+            await _ended(first)
+            await _ended(second)
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def _unless_gone(reader: asyncio.StreamReader, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work unless the client closes its connection, which ends it: engines then free what they hold."""
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(reader.read(1))
+    try:
+        while not doing.done():
+            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and not doing.done():
+                if gone.exception() is None and gone.result():
+                    gone = asyncio.ensure_future(reader.read(1))  # said too much; it is there
+                    continue
+                return
+        doing.result()
+    finally:
+        for task in (gone, doing):
+            task.cancel()
+        await asyncio.wait({gone, doing})
+
+
+async def _decode(
+    server: Server,
+    head: Head,
+    asked: Mapping[str, Any],
+    params: dict[str, Any] | None,
+    writer: asyncio.StreamWriter,
+    started: asyncio.Event | None = None,
+) -> None:
+    whole = dict(asked) if params is None else {**asked, "kv_transfer_params": params}
+    await _relay(server, _request(server, head, whole), writer, started)
+
+
+async def _pass(server: Server, head: Head, body: bytes, writer: asyncio.StreamWriter) -> None:
+    sent = http.request(head.first[0], head.first[1], str(server)[7:], _passed(head), body)
+    await _relay(server, sent, writer, None)
+
+
+async def _relay(
+    server: Server, sent: bytes, writer: asyncio.StreamWriter, started: asyncio.Event | None
+) -> None:
+    """Sends a request, and the answer's bytes to the client as they come."""
+    async with http.asked(server, sent) as (told, reader):
+        if started is not None:
+            started.set()
+        writer.write(told.raw)
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+
+
+def _request(server: Server, head: Head, body: Mapping[str, Any]) -> bytes:
+    return http.request("POST", head.first[1], str(server)[7:], _passed(head), json.dumps(body).encode())
+
+
+def _passed(head: Head) -> dict[str, str]:
+    return {name: head.headers[name] for name in _PASSED if name in head.headers}
+
+
+def _parsed(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _single(asked: Mapping[str, Any]) -> bool:
+    """Whether it has one prompt and wants one answer."""
+    prompt = asked.get("prompt", "")
+    several = (
+        isinstance(prompt, list) and len(prompt) != 1 and not all(isinstance(token, int) for token in prompt)
+    )
+    return not several and asked.get("n") in (None, 1) and asked.get("best_of") in (None, 1)
+
+
+def _say(writer: asyncio.StreamWriter, status: int, reason: str, fault: HawkError) -> None:
+    """An answer of our own, unless one has begun: then the connection just ends, which the client sees."""
+    if not writer.is_closing():
+        writer.write(
+            http.answer(
+                status, reason, {"error": {"message": str(fault), "type": fault.code, "code": status}}
+            )
+        )
