@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hawk.memory.cuda_driver import Attribute, CudaFault, Pointer
-from tests.fake_cuda_parts import Block, Event, FakeArray, Sharing
+from tests.fake_cuda_parts import Block, Event, FakeArray, FakeRows, Sharing
 
 NAMES = {1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS"}
 PATIENCE = 20.0
@@ -49,6 +49,7 @@ class FakeCuda(Sharing):
     handles: dict[int, np.ndarray] = field(default_factory=dict)
     exported: dict[int, np.ndarray] = field(default_factory=dict)
     reserved: dict[int, int] = field(default_factory=dict)
+    functions: dict[int, FakeRows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lock = threading.Condition(threading.RLock())
@@ -312,6 +313,12 @@ class FakeCuda(Sharing):
             wanted = found.wanted
             self._until(lambda: found.done >= wanted)
         self._call("synchronised")
+
+    def launch(self, function: int, blocks: int, threads: int, arguments: bytes, stream: int) -> None:
+        self._call("launch")
+        found = self.functions[function]
+        found.launched += 1
+        self._put(stream, lambda: found.run(blocks, arguments))
 
     def _copy(self, what: str, target: int, source: int, nbytes: int, stream: int) -> None:
         self._call(what)

@@ -70,9 +70,17 @@ class Agreement(NamedTuple):
 
 
 def agreed(
-    offer: OfferEntry, fetch: Fetch, source: CompiledLayout, target: CompiledLayout, most: int, room: int
+    offer: OfferEntry,
+    fetch: Fetch,
+    source: CompiledLayout,
+    target: CompiledLayout,
+    most: int,
+    room: int,
+    growing: bool,
 ) -> Agreement:
     """What of the offer the target gets, in chunks of `most` bytes, or half of the `room` that is there for them.
+
+    growing    whether layers of the source are still being written, see `tapered`
 
     Raises `InvalidArgument` for tokens that the offer does not hold and for too many chunks, `PartsMismatch` or
     `Unmappable` for caches of which one cannot become the other, `OutOfMemory` for chunks that hold nothing.
@@ -90,7 +98,6 @@ def agreed(
     parts = None if whole else (offer.part, part_of(fetch.target))
     half = max(room // 2, 1)
     setting = "arena.size (half of it)" if half < most else "jobs.chunk"
-    growing = offer.layers < source.shape.layers or offer.cache.gpu >= 0
     return _agreement(source, target, parts, first, last - first, min(most, half), setting, growing)
 
 

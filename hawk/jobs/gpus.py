@@ -128,6 +128,11 @@ class OnGpu:
         else:
             known.append((layers, mark))
 
+    def written(self, offer: OfferEntry) -> bool:
+        """Whether the GPU has come to all that was said to be written; raises `DeviceLost`."""
+        with self._there.current() as driver:
+            return all(driver.reached(mark.event) for _, mark in self._marks.get(offer, ()))
+
     def forget(self, offer: OfferEntry) -> None:
         """The offer has ended, and nothing of it is retiled any more."""
         for _, mark in self._marks.pop(offer, ()):

@@ -96,3 +96,10 @@ class Retilers:
     def of(self, cache: CacheEntry) -> SourceRetiler:
         """The one for a source; raises `DeviceLost` where its GPU is lost."""
         return self.processors if cache.gpu < 0 or self.gpus is None else self.gpus.of(cache.gpu)
+
+    def writing(self, offer: OfferEntry) -> bool:
+        """Whether layers of the offer are still to be written, by what its owner and its GPU have said so far."""
+        cache = offer.cache
+        if offer.layers < cache.layout.shape.layers:
+            return True
+        return cache.gpu >= 0 and self.gpus is not None and not self.gpus.of(cache.gpu).written(offer)

@@ -238,10 +238,10 @@ class ServeJob(Stoppable):
         context.caches.use(offer.cache)
         source = offer.cache.layout
         most, room = min(fetch.chunk, context.chunk), context.room.arena.region.nbytes
-        selection, chunks, self._left, lossy = agreed(offer, fetch, source, target, most, room)
-        check_blocks(
-            target, blocks, selection, "fetch.blocks"
-        )  # those of the offer were looked at when it came
+        growing = context.retilers.writing(offer)
+        selection, chunks, self._left, lossy = agreed(offer, fetch, source, target, most, room, growing)
+        # Those of the offer were looked at when it came.
+        check_blocks(target, blocks, selection, "fetch.blocks")
         self.place.arrived()
         self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))

@@ -157,6 +157,9 @@ class Driver(Protocol):
     def synchronise(self, event: int) -> None:
         """Returns when it is; without the GIL, and without using a processor."""
 
+    def launch(self, function: int, blocks: int, threads: int, arguments: bytes, stream: int) -> None:
+        """Puts a kernel of one structure of arguments onto a stream; what compiled it gave the function's handle."""
+
     # -- copies, on a stream
 
     def to_host(self, host: int, address: int, nbytes: int, stream: int) -> None:

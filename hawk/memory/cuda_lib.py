@@ -78,6 +78,7 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuEventQuery": (_handle,),
     "cuEventSynchronize": (_handle,),
     "cuEventElapsedTime": (POINTER(c_float), _handle, _handle),
+    "cuLaunchKernel": (_handle, *(c_uint,) * 7, _handle, POINTER(c_void_p), c_void_p),
     "cuMemcpyDtoHAsync_v2": (c_void_p, _address, c_size_t, _handle),
     "cuMemcpyHtoDAsync_v2": (_address, c_void_p, c_size_t, _handle),
     "cuMemcpyAsync": (_address, _address, c_size_t, _handle),
@@ -263,6 +264,11 @@ class LibCuda:
 
     def synchronise(self, event: int) -> None:
         self._call("cuEventSynchronize", event)
+
+    def launch(self, function: int, blocks: int, threads: int, arguments: bytes, stream: int) -> None:
+        given = ctypes.create_string_buffer(arguments, len(arguments))
+        pointers = (c_void_p * 1)(ctypes.addressof(given))
+        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream or None, pointers, None)
 
     # -- copies
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hawk.errors import HawkMemoryError
-from hawk.memory.cuda_driver import STICKY, CudaFault
+from hawk.memory.cuda_driver import CudaFault
 from hawk.retile.cuda import copies
 
 if TYPE_CHECKING:
@@ -23,10 +23,9 @@ LONG = 1 << 20
 
 
 class Kernel(Protocol):
-    """Copies the rows of a table; `hawk.retile.cuda.copies.CopyKernel` does."""
+    """Copies the rows of a table, `hawk.retile.cuda.copies`: `function` is its handle."""
 
-    def launch(self, table: int, rows: int, stream: int) -> None:
-        """Starts it on a stream."""
+    function: int
 
 
 def kernel(device: CudaDevice) -> Kernel | None:
@@ -56,7 +55,6 @@ class Rows:
         self, device: CudaDevice, driver: Driver, stream: int, most: int, *, kernels: bool = True
     ) -> None:
         self._stream, self._most = stream, most
-        self._device = device
         self._kernel = kernel(device) if kernels else None
         self._host = self._there = 0
         if self._kernel is not None:
@@ -80,23 +78,20 @@ class Rows:
             for to, at, n in zip(target.tolist(), source.tolist(), nbytes.tolist(), strict=True):
                 driver.across(to, at, n, self._stream)
             return
-        rows = copies.table(source, target, nbytes)
-        assert len(rows) <= self._most
-        self._table[: len(rows)] = rows
-        driver.to_device(self._there, self._host, rows.nbytes, self._stream)
+        count = len(nbytes)
+        if int(nbytes.max()) <= copies.LONGEST:
+            table = self._table[:count]
+            table[:, 0], table[:, 1], table[:, 2] = source, target, nbytes
+        else:
+            rows = copies.table(source, target, nbytes)
+            count = len(rows)
+            self._table[:count] = rows
+        assert count <= self._most
+        driver.to_device(self._there, self._host, count * copies.COLUMNS * 8, self._stream)
+        arguments = copies.arguments(self._there, count)
         if begin:
             driver.record(begin, self._stream)
-        try:
-            self._kernel.launch(self._there, len(rows), self._stream)
-        except CudaFault:
-            raise
-        except Exception as error:
-            code = getattr(error, "status", None)
-            if code in STICKY:
-                raise self._device.lose(error) from error
-            raise HawkMemoryError(
-                "a kernel cannot be started", field=f"cuda:{self._device.number}", got=error
-            ) from error
+        driver.launch(self._kernel.function, count, copies.THREADS, arguments, self._stream)
 
     def close(self, driver: Driver) -> None:
         """Gives its tables back."""
@@ -114,6 +109,4 @@ def most_rows(nbytes: int, rows: int) -> int:
 
 
 def _words(address: int, count: int) -> I64:
-    import ctypes
-
     return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))

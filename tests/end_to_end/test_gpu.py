@@ -193,7 +193,7 @@ async def test_chunks_are_made_ahead_and_leave_room_for_another_job(
         await fetch
         moved = [c.Moved(host, src, dst, 0, 128), c.Moved(host, [1], other, 0, 16)]
         c.check(device, c.target_spec(), *moved, guards=[device])
-        assert driver.counts["synchronise"] > AHEAD + c.LAYERS, (
+        assert driver.counts["synchronise"] >= AHEAD + c.LAYERS, (
             "chunks of a layer, and those of the other job"
         )
         driver.end_stream(engine)

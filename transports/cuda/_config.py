@@ -29,7 +29,7 @@ class CudaConfig:
 
     gpu: int = 0
     streams: int = 2
-    chunk: int = 32 << 20
+    chunk: int = 64 << 20
     piece: int = 256 << 20
     kernels: bool = True
     pace: float = 0.0

@@ -6,6 +6,7 @@ source may be another GPU's memory, where this one reaches it.  CuPy compiles an
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -124,18 +125,19 @@ def table(
 
 
 class CopyKernel:
-    """The kernel on one GPU.  Raises `ImportError` without CuPy, and what that raises without a driver."""
+    """The kernel on one GPU: `function` is its handle, for the driver.
+
+    Raises `ImportError` without CuPy, which compiles it, and what that raises without a driver.
+    """
 
     def __init__(self, device: int) -> None:
-        self._cupy: Any = import_module("cupy")
-        self._device = device
-        with self._cupy.cuda.Device(device):
-            module = self._cupy.RawModule(code=text(), options=launch.OPTIONS)
-            self._kernel = module.get_function("retile")
+        cupy: Any = import_module("cupy")
+        with cupy.cuda.Device(device):
+            module = cupy.RawModule(code=text(), options=launch.OPTIONS)
+            self._kept = module.get_function("retile").kernel  # for as long as the handle is used
+        self.function = int(self._kept.ptr)
 
-    def launch(self, table: int, rows: int, stream: int) -> None:
-        """Starts it on a stream, over `rows` rows of a table at that address of the GPU; does not wait."""
-        arguments = np.zeros((), [("table", np.uint64), ("rows", np.uint32), ("none", np.uint32)])
-        arguments["table"], arguments["rows"] = table, rows
-        with launch._on(self._cupy, self._device, stream):
-            self._kernel((rows,), (THREADS,), (arguments,))
+
+def arguments(table: int, rows: int) -> bytes:
+    """The kernel's, for a table at that address of the GPU."""
+    return struct.pack("<QI4x", table, rows)
