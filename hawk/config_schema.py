@@ -227,6 +227,11 @@ class JobsConfig:
         minimum=0,
     )
     chunk: Size = option(16 << 20, "Bytes prepared and sent at a time.", minimum=4096)
+    pipeline: int = option(
+        4,
+        "Chunks at least into which a request falls that is large enough; 1: as few as chunk allows.",
+        minimum=1,
+    )
     deadline: Duration = option(60.0, "How long a job may take when its client names no time.", minimum=0.1)
     max_jobs: int = option(256, "Jobs at work at a time on each side; more stand in line.", minimum=1)
     max_queued: int = option(

@@ -310,6 +310,7 @@ class Agent:
             scrub_targets=config.integrity.scrub_targets,
             reads=limits.reads,
             landings=landings,
+            pipeline=config.jobs.pipeline,
         )
 
     # -- what the parts ask of it ------------------------------------------------------------------------

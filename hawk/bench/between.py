@@ -1,7 +1,7 @@
 """Requests between two GPUs in the paper's four configurations, through the same agents and control path in all.
 
     GG-Host     GPU to GPU by way of the host: pinned, overlapped buffers on both sides, over a socket
-    GN-Host     GPU to channels by way of the host: ordinary memory, the whole tensor sent, tiled when it has arrived
+    GN-Host     GPU to channels by way of the host: ordinary memory, the whole tensor sent, tiled when it has come
     GG-Direct   GPU to GPU over the cuda transport, pages as the source has them
     GN-HAWK     GPU to channels over the cuda transport, retiled on the sender's GPU
 
@@ -33,11 +33,8 @@ JSON, seconds and bytes throughout:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import subprocess
-import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +44,7 @@ import uvloop
 from hawk.agent import Agent
 from hawk.bench import bytes_alone
 from hawk.bench.between_far import CHANNELS, NAIVE, PAGES
+from hawk.bench.between_process import Decode, Process
 from hawk.bench.between_result import Result, SizeResult, Way
 from hawk.bench.between_result import render as render
 from hawk.bench.samples import Samples
@@ -56,12 +54,14 @@ from hawk.config import load_config
 from hawk.demo import engine, scenario
 from hawk.errors import HawkError, InternalError, InvalidArgument
 from hawk.folders import TemporaryFolder
+from hawk.memory import cuda_driver
 from hawk.memory.cuda import CudaMemory, device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hawk.demo.scenario import Scenario
+    from hawk.memory.cuda_driver import Driver
 
 SIZES = (10_000_000, 80_000_000, 320_000_000, 1_280_000_000)
 RUNS = 5
@@ -158,7 +158,8 @@ async def _all(
             await one.fill()
         digests: dict[tuple[int, str], str] = {}
         for group in GROUPS:
-            async with _Pair(group, largest, source, target, result.pace, start) as pair:
+            watched = stack.enter_context(_watched()) if group.naive else []
+            async with _Pair(group, largest, source, target, result.pace, start, watched) as pair:
                 for one, size in zip(sources, result.sizes, strict=True):
                     await pair.measure(one, size, result.runs, digests)
                     if group is GROUPS[0]:
@@ -168,6 +169,30 @@ async def _all(
         alone = await bytes_alone.measure(size.nbytes, (), result.runs)
         size.baselines["sockets"] = alone.baselines[bytes_alone.SOCKETS]
     return result
+
+
+class _Watched:
+    """A driver whose copies to ordinary memory are timed; they have ended when the call has."""
+
+    def __init__(self, driver: Driver, took: list[float]) -> None:
+        self._driver, self._took = driver, took
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def to_host(self, host: int, address: int, nbytes: int, stream: int) -> None:
+        began = time.perf_counter()
+        self._driver.to_host(host, address, nbytes, stream)
+        self._took.append(time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[list[float]]:
+    """Seconds of each copy from a GPU to memory of the host, for as long as the block lasts."""
+    took: list[float] = []
+    watched: Any = _Watched(cuda_driver.load(), took)
+    with cuda_driver.using(watched):
+        yield took
 
 
 class _Source:
@@ -210,65 +235,6 @@ def _up(number: int, address: int, host: Any) -> None:
         driver.drop_stream(stream)
 
 
-class Decode:
-    """The decode side as the prefill side asks it."""
-
-    async def ask(self, name: str, *arguments: object) -> Any:
-        """What a method of `hawk.bench.between_far.Far` answers; raises `InternalError` with its error."""
-        raise NotImplementedError
-
-    async def open(self) -> None:
-        """Starts it."""
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        """Ends it."""
-        raise NotImplementedError
-
-
-class Process(Decode):
-    """The decode side as a process of its own."""
-
-    def __init__(self, config: Path, number: int) -> None:
-        self._arguments = [sys.executable, "-m", "hawk.bench.between_far", str(config), str(number)]
-
-    async def open(self) -> None:
-        """See `Decode.open`."""
-        self._process = await asyncio.to_thread(
-            subprocess.Popen, self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        await self._answer()
-
-    async def ask(self, name: str, *arguments: object) -> Any:
-        """See `Decode.ask`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self._process.stdin.flush()
-        return await self._answer()
-
-    async def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = await asyncio.to_thread(self._process.stdout.readline)
-        if not line:
-            raise InternalError("the decode side has ended", got=f"status {self._process.wait()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise InternalError("the decode side failed", got=answer["error"])
-        return answer["value"]
-
-    async def close(self) -> None:
-        """See `Decode.close`."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        try:
-            await asyncio.to_thread(self._process.wait, 20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 class _Pair:
     """The agents of one group: the prefill side in this process, the decode side where `start` puts it."""
 
@@ -280,7 +246,9 @@ class _Pair:
         target: int,
         pace: float,
         start: Callable[[Path, int], Decode],
+        down: list[float],
     ) -> None:
+        self._down = down
         self._group, self._largest, self._pace = group, largest, pace
         self._source, self._target, self._start = source, target, start
         self._stack = contextlib.AsyncExitStack()
@@ -330,6 +298,7 @@ pinned = {"false" if naive else "true"}
 [jobs]
 chunk = {chunk}
 in_flight_per_peer = {arena}
+pipeline = {1 if naive else 4}
 """
 
     def _memories(self) -> str:
@@ -358,7 +327,10 @@ in_flight_per_peer = {arena}
                     tokens=scene.tokens,
                     ttl=_TIMEOUT,
                 )
+                self._down.clear()
                 answer = await self.far.ask("fetch", kind, str(offer))
+                if kind == NAIVE:
+                    answer["stages"]["down"] = sum(self._down)
                 if answer["transport"] != self._group.transport:
                     raise InternalError("another transport than asked for", got=answer["transport"])
                 with contextlib.suppress(HawkError):  # it may be over before we ask

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _CONTROL = ("connect", "accept", "release")
 
-STAGES = {"down": "retile", "sockets": "read", "tile": "tile", "up": "up"}
+_FAR = ("tile", "up", "place")
+"""Stages of the naive way that follow the job."""
+
+STAGES = {"down": "down", "sockets": "read", "tile": "tile", "up": "up"}
 """Baseline of each stage of the naive way, and the phase or stage that is compared with it."""
 
 PAPER_RATIO = 27.69
@@ -49,7 +52,11 @@ class Way:
         stages = {key: median("stages", key) for key in answers[0]["stages"]}
         control = statistics.median(
             sum(a["phases"].get(name, 0.0) for name in _CONTROL)
-            + (a["seconds"] - sum(a["stages"].values()) - a["phases"].get("total", a["seconds"]))
+            + (
+                a["seconds"]
+                - sum(a["stages"].get(n, 0.0) for n in _FAR)
+                - a["phases"].get("total", a["seconds"])
+            )
             for a in answers
         )
         return cls(

@@ -80,6 +80,7 @@ class FetchContext:
     scrub_targets: bool = False
     reads: Reads = field(default_factory=Reads)
     landings: Landings | None = None
+    pipeline: int = 4
 
 
 class FetchJob(Stoppable):

@@ -38,12 +38,11 @@ if TYPE_CHECKING:
 
 log = get_log("hawk.jobs.receive")
 
-_PIPELINE = 4
-"""Chunks at least into which a request falls, if they do not become smaller than"""
 _SMALL = 2 << 20
-"""this many bytes, below which a chunk's own costs outweigh what overlapping saves, or than the transport carries in"""
-_WORTH = 2.5e-4
-"""so many seconds, in which nothing is gained either."""
+"""A request falls into `FetchContext.pipeline` chunks at least, if they do not become smaller than so many bytes, below
+which a chunk's own costs outweigh what overlapping saves, or than GPUs carry in"""
+_WORTH = 5e-4
+"""so many seconds, which is what the launches of one cost."""
 
 _WEIGHING = 0.0003
 """Seconds that it takes to weigh staged against direct, by planning a chunk: no more than it can save."""
@@ -114,8 +113,8 @@ class Receiver:
         whole, least = bytes_of(layout, guess), least_of(layout, guess)
         if self._part is not None or self._alone:
             # A small request falls into a few chunks, too, so that retiling and reading overlap.
-            worth = int(capabilities.bandwidth * _WORTH)
-            self.chunk_limit = min(context.chunk, max(whole // _PIPELINE, _SMALL, worth, least))
+            worth = int(capabilities.bandwidth * _WORTH) if capabilities.into_gpus else _SMALL
+            self.chunk_limit = min(context.chunk, max(whole // context.pipeline, _SMALL, worth, least))
         self._plans, self._guess = TargetPlans(layout, request.blocks, guess), guess
         chunk = cut(layout, guess, self.chunk_limit, "jobs.chunk")[0]
         if context.mode == "staged" and (memory is None or memory.move_support is MoveSupport.NONE):

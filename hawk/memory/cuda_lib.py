@@ -99,6 +99,9 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuMemSetAccess": (_address, c_size_t, POINTER(_Access), c_size_t),
     "cuMemUnmap": (_address, c_size_t),
 }
+_QUICK = frozenset({"cuEventRecord", "cuLaunchKernel"})
+"""Calls that take a few microseconds and wait for nothing: they keep Python's lock, for another thread that had it in
+between would stand between an event and the work that it is to time."""
 _ABSENT = 500
 """CUDA_ERROR_NOT_FOUND: what a call that the library is too old for is said to have returned."""
 
@@ -111,9 +114,10 @@ class LibCuda:
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libcuda.so.1")
+        quick = ctypes.PyDLL("libcuda.so.1")
         self._calls: dict[str, Any] = {}
         for name, arguments in _CALLS.items():
-            found = getattr(self._lib, name, None)
+            found = getattr(quick if name in _QUICK else self._lib, name, None)
             if found is not None:
                 found.restype, found.argtypes = c_int, arguments
                 self._calls[name] = found
