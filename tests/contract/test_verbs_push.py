@@ -152,6 +152,28 @@ async def test_marks_of_what_is_over_or_never_was_are_dropped() -> None:
         assert it.faults.starved == 0
 
 
+async def test_marks_of_a_slots_use_before_do_not_end_the_next() -> None:
+    """They come before the bytes do; who took them for those of now would be done without any."""
+    async with pair(depth=64, **PUSH) as it:  # with room beside what the pushes post
+        outlet, inlet = outlet_of(it.serving), inlet_of(it)
+        answer = outlet.push
+
+        def early(asked: _wire.Push) -> Any:
+            slot = asked.mark & 0xFF
+            for stripe in outlet._stripes:
+                assert stripe.end is not None
+                batch = _abi.marker(mark_of(slot, inlet._uses[slot] - 1), 4096)
+                batch.wr["wr_id"] = stripe.end.take_ids(1)
+                stripe.end.post(batch)
+            return answer(asked)
+
+        outlet.push = early  # type: ignore[method-assign]
+        for n in range(1, 5):
+            await it.read(it.serving.grant(0, ARENA).key)
+            assert inlet.dropped == 2 * n
+        assert it.broken() == [0, 0]
+
+
 def test_a_mark_reads_the_same_from_both_ends() -> None:
     marks = {mark_of(slot, use) for slot in range(_wire.PUSHES) for use in range(256)}
     assert len(marks) == _wire.PUSHES * 256
