@@ -76,7 +76,10 @@ def outlet_of(serving: object) -> Outlet:
 
 
 class StaleWriters(ContractBase):
-    """Of a transport that pushes; its writer goes on after the read."""
+    """Of a transport that pushes; its writer goes on after the read, or beside what it is to fill."""
+
+    windows_have_bounds = True
+    """Whether the device keeps writers within a window, and not only within the registration that it is bound to."""
 
     @on_a_loop
     async def test_a_writer_reaches_nothing_but_what_a_read_fills_while_it_lasts(self) -> None:
@@ -100,6 +103,11 @@ class StaleWriters(ContractBase):
             assert isinstance(said, _wire.Refused), "its keys are gone"
             assert "remote access error" in said.text
             assert targets.only(CANARY)
+
+            if not self.windows_have_bounds:
+                await rig.read(grant, middle, targets)
+                targets.check(middle, rig.source)
+                return
 
             def wider(push: _wire.Push) -> Any:
                 """Begins a byte before the window."""
