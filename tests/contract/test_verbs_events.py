@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import os
+import threading
 from typing import Any
 
 import pytest
@@ -76,3 +78,56 @@ async def test_events_of_queue_pairs_are_counted_and_others_passed_over() -> Non
                 await asyncio.sleep(0)
         assert it.serving.trouble() is None
         await it.read(it.serving.grant(0, ARENA).key)
+
+
+async def test_looks_that_take_long_do_not_overtake_each_other() -> None:
+    """The first is still under way when the port is up again."""
+    async with pair() as it:
+        (device,) = it.driver(it.serving).opened
+        go, looked, ports = threading.Event(), threading.Event(), device.ports
+
+        def slow() -> Any:
+            found = ports()
+            if not looked.is_set():
+                looked.set()
+                assert go.wait(LIMIT)
+            return found
+
+        device.ports = slow  # type: ignore[method-assign]
+        device.say(_device.PORT_ERROR, ports_active=False)
+        await asyncio.to_thread(looked.wait, LIMIT)
+        device.say(_device.PORT_ACTIVE, ports_active=True)
+        watch = it.serving._watch
+        assert watch is not None
+        async with asyncio.timeout(LIMIT):
+            while len(watch._tasks) < 2:
+                await asyncio.sleep(0)
+        for _ in range(3):  # time for a look that would overtake
+            await watch._worker.call(ports)
+        go.set()
+        async with asyncio.timeout(LIMIT):
+            while not it.serving.counts()["port-down"]:
+                await asyncio.sleep(0)
+        await becomes(it.serving, None)
+
+
+async def test_a_descriptor_that_stays_readable_for_nothing_is_let_go() -> None:
+    """As that of a device that was taken out of the machine; else the loop would spin for ever."""
+    async with pair() as it:
+        (device,) = it.driver(it.serving).opened
+        asked = 0
+
+        def nothing() -> None:
+            nonlocal asked
+            asked += 1
+
+        device.take_event = nothing  # type: ignore[method-assign]
+        os.eventfd_write(device.event_fd, 1)
+        watch = it.serving._watch
+        assert watch is not None
+        async with asyncio.timeout(LIMIT):
+            while watch._watched:
+                await asyncio.sleep(0)
+        before = asked
+        await it.read(it.serving.grant(0, ARENA).key)
+        assert asked == before == 100

@@ -15,12 +15,17 @@ from hawk.transports.verbs._device import VerbsError
 from hawk.transports.verbs._shared import DEVICE_FAILED, PORT_DOWN, QUEUE_PAIR_EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from hawk.transports.verbs._device import Device
+    from hawk.transports.verbs._device import Device, Port
     from hawk.transports.verbs._shared import Shared
 
 log = get_log("hawk.transports.verbs")
+
+
+_EMPTY = 100
+"""Times in a row that a descriptor is readable and nothing comes of it, after which it is let go: that of a device that
+was taken out of the machine stays readable for ever."""
 
 
 class Watch:
@@ -35,6 +40,8 @@ class Watch:
         self._down: set[tuple[str, int]] = set()
         self._failed: set[str] = set()
         self._watched: list[int] = []
+        self._empty: dict[str, int] = {}
+        self._looking = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -46,7 +53,9 @@ class Watch:
                 self._watched.append(device.event_fd)
 
     def _read(self, device: Device) -> None:
+        self._empty[device.name] = self._empty.get(device.name, 0) + 1
         while (kind := device.take_event()) is not None:
+            self._empty[device.name] = 0
             what = _device.EVENTS.get(kind, f"event {kind}")
             if kind in _device.PORT_EVENTS:
                 log.info("an RDMA device says something of a port", device=device.name, what=what)
@@ -63,14 +72,22 @@ class Watch:
                 self._counts[QUEUE_PAIR_EVENT] += 1
             else:
                 log.debug("an RDMA device says something", device=device.name, what=what)
+        if self._empty[device.name] >= _EMPTY:
+            asyncio.get_running_loop().remove_reader(device.event_fd)
+            self._watched.remove(device.event_fd)
+            log.error("what an RDMA device says cannot be read any more", device=device.name)
 
     async def _look(self, device: Device) -> None:
-        """Which ports of a device are active now."""
-        try:
-            ports = await self._worker.call(device.ports)
-        except VerbsError as error:
-            log.warning("ports could not be looked at", device=device.name, reason=str(error))
-            return
+        """Which ports of a device are active now; one look after the other, so that the last one counts."""
+        async with self._looking:
+            try:
+                ports = await self._worker.call(device.ports)
+            except VerbsError as error:
+                log.warning("ports could not be looked at", device=device.name, reason=str(error))
+                return
+            self._compare(device, ports)
+
+    def _compare(self, device: Device, ports: Sequence[Port]) -> None:
         used = {p.port.number for p in self._ports if p.device is device}
         for port in ports:
             place = device.name, port.number
