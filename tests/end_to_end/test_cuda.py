@@ -199,3 +199,23 @@ async def embedded_with(folder: Path, more: str) -> AsyncIterator[tuple[Client, 
     async with p, d, hawk.connect(p) as hp, hawk.connect(d) as hd:
         target = await hd.allocate(c.target_spec(channels=8, align=64), memory="npu0")
         yield hp, hd, target, Pool(d, target)
+
+
+async def test_chunks_leave_nothing_on_the_gpu_where_the_arena_is_scrubbed(
+    short_path: Path, driver: FakeCuda, kernels: Kernels
+) -> None:
+    more, host = OVER_CUDA + "[integrity]\nscrub = true\n", c.filled()
+    async with embedded(short_path, "p0", more=more) as p, hawk.connect(p) as hp:
+        async with embedded(short_path, "d0", more=more + MEMORY + SECOND) as d, hawk.connect(d) as hd:
+            spec = c.target_spec(channels=8, align=64)
+            target = await hd.allocate(spec, memory="npu0")
+            shadow = p.transports["cuda"].shadow
+            assert shadow is not None
+            there = driver.at(shadow.address, shadow.nbytes)
+            assert not there.any()
+            source = await hp.register(on_gpu(driver, host))
+            src, dst = c.tables(1, 0, 0, 100, src=host.spec, dst=spec)
+            offer = await hp.offer("r", source, src, tokens=100)
+            await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
+            await offer.ended()
+            assert not there.any()
