@@ -229,8 +229,9 @@ def build(kernel: Kernel, source: Path, cache: Path, say: Callable[[str], None])
         for path in files:
             (tree / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, tree / path.relative_to(source))
+        where = f"KDIR={headers or f'/usr/src/linux-headers-{kernel.version}'}"
         done = subprocess.run(
-            ["make", "-C", str(tree), f"KDIR={headers or f'/usr/src/linux-headers-{kernel.version}'}", "lab"],
+            ["make", "-C", str(tree), f"-j{len(os.sched_getaffinity(0))}", where, "lab"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
