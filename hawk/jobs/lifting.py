@@ -18,7 +18,7 @@ from hawk.errors import DeadlineExceeded, HawkError
 from hawk.jobs.states import settle
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
-from hawk.memory.cuda_wait import outwait
+from hawk.memory.cuda_wait import none_left, outwait
 from hawk.memory.region import Region, Segments
 from hawk.transports._pieces import cut
 from hawk.transports.base import Link
@@ -53,9 +53,10 @@ async def lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
 
 def _lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
     with device(shadow.gpu).current() as driver, _stream(driver) as (stream, event):
-        driver.to_device(shadow.address + offset, arena.address + offset, nbytes, stream)
-        driver.record(event, stream)
-        outwait(driver, event)
+        with none_left(driver, stream, event):
+            driver.to_device(shadow.address + offset, arena.address + offset, nbytes, stream)
+            driver.record(event, stream)
+            outwait(driver, event)
 
 
 @contextlib.contextmanager
@@ -81,8 +82,10 @@ class _Slot:
         self._rows: Rows | None = None
         try:
             with there.current() as driver:
-                self._host, self._room = driver.allocate_host(SLOT), driver.allocate(SLOT)
-                self._stream, self._event = driver.stream(low=False), driver.event()
+                self._host = driver.allocate_host(SLOT)
+                self._room = driver.allocate(SLOT)
+                self._stream = driver.stream(low=False)
+                self._event = driver.event()
                 self._rows = Rows(there, driver, self._stream, most_rows(SLOT, _ROWS))
         except BaseException:
             self.close()
@@ -94,19 +97,15 @@ class _Slot:
         """Brings the piece, whose rows begin `at` these bytes of the buffer, to its places, and waits for that."""
         assert self._rows is not None
         target = bases[piece.region] + piece.local
-        with self._there.current() as driver:
-            try:
-                if piece.total >= _LONG * len(at):
-                    for to, begin, n in zip(target.tolist(), at.tolist(), piece.nbytes.tolist(), strict=True):
-                        driver.to_device(to, self._host + begin, n, self._stream)
-                else:
-                    driver.to_device(self._room, self._host, piece.total, self._stream)
-                    self._rows.put(driver, self._room + at, target, piece.nbytes)
-            finally:
-                # However it went: what is on the stream must not land in what others get.
-                if self._there.lost is None:
-                    driver.record(self._event, self._stream)
-                    outwait(driver, self._event)
+        with self._there.current() as driver, none_left(driver, self._stream, self._event):
+            if piece.total >= _LONG * len(at):
+                for to, begin, n in zip(target.tolist(), at.tolist(), piece.nbytes.tolist(), strict=True):
+                    driver.to_device(to, self._host + begin, n, self._stream)
+            else:
+                driver.to_device(self._room, self._host, piece.total, self._stream)
+                self._rows.put(driver, self._room + at, target, piece.nbytes)
+            driver.record(self._event, self._stream)
+            outwait(driver, self._event)
 
     def close(self) -> None:
         with contextlib.suppress(HawkError), self._there.current() as driver:
@@ -145,19 +144,28 @@ class Landings:
                     made = await asyncio.shield(work)
                 except asyncio.CancelledError:
                     await settle(work)
+                    if work.exception() is None:
+                        self._keep(gpu, work.result())
                     raise
-                queue: asyncio.Queue[_Slot] = asyncio.Queue()
-                for slot in made:
-                    queue.put_nowait(slot)
-                self._slots[gpu] = queue
+                self._keep(gpu, made)
         return _Lifting(link, self._slots[gpu], self._pool)
 
-    def _make(self, gpu: int) -> list[_Slot]:
+    def _keep(self, gpu: int, made: list[_Slot]) -> None:
+        self._all += made
+        queue = self._slots[gpu] = asyncio.Queue()
+        for slot in made:
+            queue.put_nowait(slot)
+
+    @staticmethod
+    def _make(gpu: int) -> list[_Slot]:
         there = device(gpu, field="into")
         made: list[_Slot] = []
-        for _ in range(SLOTS):
-            made.append(_Slot(there))
-            self._all.append(made[-1])
+        try:
+            made.extend(_Slot(there) for _ in range(SLOTS))
+        except BaseException:
+            for slot in made:  # they would be room that the engine misses, and nobody uses
+                slot.close()
+            raise
         return made
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from hawk.memory import cuda_driver
 from hawk.memory.base import MoveSupport
 from hawk.memory.channels import Channels, check_options
 from hawk.memory.cuda_driver import FLUSH_BY_HOST, ORDERED_FOR_OWNER, Attribute, CudaFault
+from hawk.memory.cuda_wait import none_left
 from hawk.memory.region import Region
 from hawk.units import Size, approximate_size
 
@@ -328,7 +329,7 @@ class CudaMemory(Channels):
         rows = zip(
             *(c.tolist() for c in (moves.channel, moves.source, moves.target, moves.nbytes)), strict=True
         )
-        with self.device.current() as driver:
+        with self.device.current() as driver, none_left(driver, self._stream, self._event):
             for number, (channel, source, target, nbytes) in enumerate(rows, 1):
                 driver.across(base[channel] + target, base[channel] + source, nbytes, self._stream)
                 if number % MOVES_AT_ONCE and number < len(moves):

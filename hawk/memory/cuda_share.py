@@ -180,9 +180,9 @@ class Imported:
             handle = driver.import_fd(fd)
             try:
                 driver.map(at, size, handle, self._device.number)
+                self._mapped.append((at, size))
             finally:
                 driver.release(handle)  # the mapping keeps the memory
-            self._mapped.append((at, size))
             at += size
 
     def close(self) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from hawk.memory.cuda_driver import CudaFault
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hawk.memory.cuda_driver import Driver
 
 _SPIN = 100e-6
@@ -27,3 +32,18 @@ def outwait(driver: Driver, event: int) -> None:
             return
         if spent > _SPIN:
             time.sleep(_NAP)
+
+
+@contextlib.contextmanager
+def none_left(driver: Driver, stream: int, event: int) -> Iterator[None]:
+    """A block that waits for what it puts onto the stream: if it fails, that has been done, too, or the device is lost.
+
+    For memory that is given to others then, in which nothing must land any more.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not (isinstance(error, CudaFault) and error.sticky):
+            driver.record(event, stream)
+            driver.synchronise(event)
+        raise

@@ -11,6 +11,7 @@ import numpy as np
 
 from hawk.errors import DeviceLost
 from hawk.memory.cuda import device
+from hawk.memory.cuda_wait import none_left
 from hawk.memory.region import ByteRanges
 
 if TYPE_CHECKING:
@@ -52,15 +53,16 @@ def _zero(places: Sequence[np.ndarray | Region], ranges: ByteRanges) -> None:
 def _zero_there(gpu: int, addresses: Sequence[int], sizes: Sequence[int]) -> None:
     """The same in memory of a GPU; of one that is lost the driver has taken all."""
     with contextlib.suppress(DeviceLost), device(gpu).current() as driver:
-        stream, event = driver.stream(low=True), driver.event()
-        try:
-            for at, nbytes in zip(addresses, sizes, strict=True):
-                driver.fill(at, 0, nbytes, stream)
-            driver.record(event, stream)
-            driver.synchronise(event)
-        finally:
-            driver.drop_event(event)
-            driver.drop_stream(stream)
+        with contextlib.ExitStack() as stack:
+            stream = driver.stream(low=True)
+            stack.callback(driver.drop_stream, stream)
+            event = driver.event()
+            stack.callback(driver.drop_event, event)
+            with none_left(driver, stream, event):
+                for at, nbytes in zip(addresses, sizes, strict=True):
+                    driver.fill(at, 0, nbytes, stream)
+                driver.record(event, stream)
+                driver.synchronise(event)
 
 
 def of_allocation(allocation: Allocation) -> ByteRanges:

@@ -74,8 +74,8 @@ class CudaTransport(Transport):
         self._device: CudaDevice | None = None
         self._identity = ""
         self._arena: SharedDeviceMemory | None = None
-        self._known: dict[str, tuple[int, bool]] = {}
-        """GPUs that this process sees: their numbers, and whether ours reaches them."""
+        self._known: dict[str, tuple[int, frozenset[int]]] = {}
+        """GPUs that this process sees: their numbers, and which of them reach each."""
 
     @classmethod
     def probe(cls) -> Viability:
@@ -103,9 +103,10 @@ class CudaTransport(Transport):
     def _find(self) -> None:
         own = device(self.config.gpu, field="transport.cuda.gpu")
         with own.current() as driver:
-            for number in range(driver.device_count()):
-                reached = driver.reaches(own.number, number)
-                self._known[driver.identity(number)] = number, reached
+            seen = range(driver.device_count())
+            for number in seen:
+                reaching = frozenset(each for each in seen if driver.reaches(each, number))
+                self._known[driver.identity(number)] = number, reaching
             self._identity = driver.identity(own.number)
         self._device = own
 
@@ -206,8 +207,8 @@ class CudaTransport(Transport):
                 f"this process does not see the peer's GPU {gpu[:32]!r}; let CUDA_VISIBLE_DEVICES name both, and "
                 "transport.cuda.gpu say which is whose",
             )
-        number, reached = self._known[gpu]
-        if not reached:
+        number, reaching = self._known[gpu]
+        if self.config.gpu not in reaching:
             return Viability(
                 False,
                 f"cuda:{self.config.gpu} has no peer access to the peer's GPU, cuda:{number}. {_REMEDY}",
@@ -220,7 +221,14 @@ class CudaTransport(Transport):
         token = _checks.token_of(endpoint.get("token", ""))
         if not verdict.ok or token is None:
             raise PeerUnreachable(verdict.reason, transport=self.name)
-        link = CudaLink(self.config, endpoint["path"], token, self._step, self._pace)
+        number, reaching = self._known[endpoint["gpu"]]
+
+        def check(gpu: int) -> None:
+            if gpu not in reaching:
+                what = f"cuda:{gpu} has no peer access to the peer's GPU, cuda:{number}"
+                raise NotViable(what, transport=self.name, hint=_REMEDY)
+
+        link = CudaLink(self.config, endpoint["path"], token, self._step, self._pace, check)
         await link.open(timeout)
         link.on_close = self._links.discard
         self._links.add(link)

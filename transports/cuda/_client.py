@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import AccessDenied, HawkError, HawkMemoryError, PeerUnreachable
+from hawk.errors import AccessDenied, HawkError, PeerUnreachable
 from hawk.memory.cuda import device
-from hawk.memory.cuda_driver import CudaFault
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_share import MOST_MAPPINGS, Exported, Imported
-from hawk.memory.cuda_wait import outwait
+from hawk.memory.cuda_wait import none_left, outwait
 from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
 from hawk.transports._grants import KEY_BYTES
@@ -108,9 +107,14 @@ class Clocks:
         with self._lock:
             timer = self._zero.get(gpu)
             if timer is None:
-                timer = self._zero[gpu] = driver.timer()
-                driver.record(timer, stream)
-                driver.synchronise(timer)
+                timer = driver.timer()
+                try:
+                    driver.record(timer, stream)
+                    driver.synchronise(timer)
+                except BaseException:
+                    driver.drop_event(timer)  # one that was never reached would fail every read from now on
+                    raise
+                self._zero[gpu] = timer
             return timer
 
     def add(self, gpu: int, begin: float, seconds: float) -> None:
@@ -149,7 +153,8 @@ class _Stream:
         try:
             with there.current() as driver:
                 self.stream = driver.stream(low=False)
-                self.begin, self.end = driver.timer(), driver.timer()
+                self.begin = driver.timer()
+                self.end = driver.timer()
                 most = most_rows(config.chunk, min(_MAX_ROWS, config.chunk))
                 self._rows = Rows(there, driver, self.stream, most, kernels=config.kernels)
         except BaseException:
@@ -246,7 +251,7 @@ class CudaLane(ShmLane):
             for gpu in np.unique(of_row).tolist():
                 self._carry_out(gpu, work, rows if (of_row == gpu).all() else _only(rows, of_row == gpu))
             if self._pace is not None:
-                self._pace.end(due)
+                self._pace.end(due, lambda: self._interrupted)
             done += step.total
             self._on_step(done)
 
@@ -257,20 +262,13 @@ class CudaLane(ShmLane):
         if stream is None:
             stream = self._streams[there.number] = _Stream(there, self._own, self._arena.clocks)
         source = self._arena.address(there)
-        with there.current() as driver:
-            try:
-                if gpu < 0:
-                    self._to_host(driver, stream, source, work, rows)
-                    return
-                target = work.bases[rows.region] + rows.local
-                stream.rows.put(driver, source + rows.remote, target, rows.nbytes, stream.begin)
-                stream.finish(driver)
-            except (CudaFault, HawkMemoryError) as error:
-                if there.lost is None and not (isinstance(error, CudaFault) and error.sticky):
-                    # What came onto the stream before must not land in what others get.
-                    driver.record(stream.end, stream.stream)
-                    driver.synchronise(stream.end)
-                raise
+        with there.current() as driver, none_left(driver, stream.stream, stream.end):
+            if gpu < 0:
+                self._to_host(driver, stream, source, work, rows)
+                return
+            target = work.bases[rows.region] + rows.local
+            stream.rows.put(driver, source + rows.remote, target, rows.nbytes, stream.begin)
+            stream.finish(driver)
 
     def _to_host(self, driver: Driver, stream: _Stream, source: int, work: Work, rows: Piece) -> None:
         """By way of locked memory, a stretch of the arena at a time; a processor takes it on from there."""
@@ -312,7 +310,7 @@ def bases(regions: Sequence[Region]) -> I64:
 
 
 class CudaLink(Link):
-    """Reads from one peer on this machine."""
+    """Reads from one peer on this machine; `check` raises for a GPU that does not reach the peer's."""
 
     def __init__(
         self,
@@ -321,8 +319,10 @@ class CudaLink(Link):
         token: bytes,
         on_step: Callable[[int], None],
         pace: Pace | None,
+        check: Callable[[int], None],
     ) -> None:
         self._config = config
+        self._check = check
         self._arena = _Arena()
         self.on_close: Callable[[CudaLink], None] = lambda link: None
         self._all = [CudaLane(config, path, token, self._arena, on_step, pace) for _ in range(config.streams)]
@@ -344,8 +344,10 @@ class CudaLink(Link):
     async def read(
         self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
     ) -> None:
-        """See `Link.read`."""
+        """See `Link.read`; raises `NotViable`, too, for a target on a GPU that does not reach the peer's."""
         segments.check(regions)
+        for gpu in {region.gpu for region in regions if region.gpu >= 0}:
+            self._check(gpu)
         at = bases(regions)
         if len(segments) == 0:
             return

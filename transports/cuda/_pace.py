@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SPIN = 120e-6
 """Seconds before the time that are not slept: the system wakes a thread up to so much late."""
+
+_LOOK = 0.02
+"""Seconds between two looks at whether the read is still wanted."""
 
 
 class Pace:
@@ -28,10 +35,11 @@ class Pace:
             return self._free
 
     @staticmethod
-    def end(due: float) -> None:
-        """Returns at that time."""
-        left = due - time.perf_counter()
-        if left > _SPIN:
-            time.sleep(left - _SPIN)
+    def end(due: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Returns at that time, or soon after `stopped` says that nobody waits any more."""
+        while (left := due - time.perf_counter()) > _SPIN:
+            if stopped():
+                return
+            time.sleep(min(left - _SPIN, _LOOK))
         while time.perf_counter() < due:
             time.sleep(0)  # not `pass`, which would keep Python's lock from everybody else

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hawk.errors import DeviceLost, HawkError, InvalidArgument, NotViable, PeerUnreachable
+from hawk.errors import DeadlineExceeded, DeviceLost, HawkError, InvalidArgument, NotViable, PeerUnreachable
 from hawk.memory import cuda_driver, cuda_rows
 from hawk.memory.cuda import CudaMemory, device
 from hawk.memory.cuda_share import Exported
@@ -130,6 +130,22 @@ async def test_gpus_that_do_not_reach_each_other_are_refused_before_anything_is_
             assert said in ends.reading.reachable(ends.serving.endpoint | wrong).reason
 
 
+async def test_a_target_on_another_gpu_that_does_not_reach_the_peers_is_refused(driver: FakeCuda) -> None:
+    driver.devices, driver.apart = 3, {(2, 0)}
+    async with Ends() as ends:
+        near, far = (CudaMemory(f"gpu{n}", capacity=1 << 20, gpu=n) for n in (1, 2))
+        link = await ends.reading.connect(ends.serving.endpoint, timeout=5.0)
+        grant = ends.serving.grant(0, 128)
+        segments = Segments.of([(0, 0, 0, 64), (1, 0, 64, 64)])
+        regions = [near.regions[0], far.regions[0]]
+        with pytest.raises(NotViable, match=r"cuda:2.*cuda:0.*transport.prefer"):
+            await link.read(grant.key, segments, regions, timeout=5.0)
+        assert "launch" not in driver.counts
+        await link.read(grant.key, Segments.of([(0, 0, 0, 64)]), regions[:1], timeout=5.0)
+        near.close()
+        far.close()
+
+
 async def test_a_lost_gpu_fails_its_reads_and_says_so(driver: FakeCuda) -> None:
     async with Ends() as ends:
         memory = CudaMemory("gpu", capacity=1 << 20, gpu=1)
@@ -233,6 +249,18 @@ async def test_a_paced_read_takes_what_the_link_would(driver: FakeCuda) -> None:
         assert loop.time() - began >= (1 << 20) / 20e6
         memory.close()
     assert device(1).lost is None
+
+
+async def test_a_read_over_a_slow_link_can_be_ended(driver: FakeCuda) -> None:
+    async with asyncio.timeout(30), Ends(pace=100) as ends:  # a chunk takes hours
+        memory = CudaMemory("gpu", capacity=1 << 20, gpu=1)
+        link = await ends.reading.connect(ends.serving.endpoint, timeout=5.0)
+        grant = ends.serving.grant(0, 1 << 20)
+        segments = Segments.of([(0, 0, 0, 1 << 20)])
+        with pytest.raises(DeadlineExceeded):
+            await link.read(grant.key, segments, memory.regions, timeout=0.05)
+        assert await ends.serving.revoke(grant)
+        memory.close()
 
 
 def test_copies_side_by_side_count_once() -> None:
