@@ -107,9 +107,13 @@ class Books:
     def prefill(self, key: str, params: Mapping[str, Any], prompt: int, digest: str) -> None:
         """A request is to be prefilled for another engine.  Said again, it changes nothing."""
         if key not in self._prefills:
-            transfer = params.get("transfer_id")
-            good = isinstance(transfer, str) and 0 < len(transfer) <= 256
-            self._prefills[key] = _Prefill(str(transfer) if good else remote.new_transfer(), prompt, digest)
+            try:
+                transfer = remote.text_of(params, "transfer_id")
+            except HawkError as error:
+                self.counts["bad_params"] += 1
+                log.warning("the transfer has a name of ours", request=key, reason=str(error))
+                transfer = ""
+            self._prefills[key] = _Prefill(transfer or remote.new_transfer(), prompt, digest)
 
     def scheduled(self, key: str, blocks: Iterable[int], *, anew: bool, end: int) -> None:
         """A step computes the request up to token `end`; `blocks` are new ones, or all of its blocks (`anew`)."""
@@ -214,17 +218,23 @@ class Books:
         if not well or not self.workers:
             self._orders.abandon.append(key)
             return True, None
-        return True, remote.write(
-            entry.transfer,
-            self.workers,
-            engine=self.engine,
-            model=self.model,
-            grid=self.grid,
-            attempt=entry.attempt,
-            tokens=entry.prompt,
-            digest=entry.digest,
-            blocks=blocks,
-        )
+        try:
+            return True, remote.write(
+                entry.transfer,
+                self.workers,
+                engine=self.engine,
+                model=self.model,
+                grid=self.grid,
+                attempt=entry.attempt,
+                tokens=entry.prompt,
+                digest=entry.digest,
+                blocks=blocks,
+            )
+        except Exception:  # the workers have the offer: whatever this is, the blocks stay until they say so
+            log.exception("nothing can be handed over", request=key)
+            self.counts["faults"] += 1
+            self._orders.abandon.append(key)
+            return True, None
 
     def take(self) -> Orders:
         """The orders of the step that is being made up."""

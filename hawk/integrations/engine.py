@@ -17,7 +17,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -27,7 +26,7 @@ from hawk.cache_gpu import drop, set_mark
 from hawk.client import connect
 from hawk.errors import Aborted, DeadlineExceeded, HawkError, InvalidArgument
 from hawk.integrations import remote, stats
-from hawk.integrations.orders import Fetching, Offering, fetch, offer, release
+from hawk.integrations.orders import Ended, Fetching, Offering, fetch, offer, release
 from hawk.integrations.settings import agent_config, beside, reachable
 from hawk.observe.log import get as get_log
 
@@ -51,20 +50,6 @@ WITHDRAW = 5.0
 """Seconds that blocks may be read after the engine asked for them back: one retile of one chunk takes far less."""
 
 CLOSE = 10.0
-
-
-@dataclass(slots=True)
-class Ended:
-    """What has ended since the last look.
-
-    sent       requests whose blocks are the engine's again
-    arrived    requests whose fetch has ended, in either way
-    failed     those of them whose tokens are not there, and blocks that hold nothing of use for it
-    """
-
-    sent: set[str] = field(default_factory=set)
-    arrived: set[str] = field(default_factory=set)
-    failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Engine:
@@ -119,6 +104,18 @@ class Engine:
                 log.error("the connector's thread has ended", reason=repr(error))
             self._fault = error
             self._up.set()
+        finally:
+            self._none_left()
+
+    def _none_left(self) -> None:
+        """The loop has ended: what stood in line never began, and touches no block."""
+        with self._lock:
+            offers = [entry for entry in self._offers.values() if not entry.over.is_set()]
+            fetches = [entry for entry in self._fetches.values() if not entry.over]
+        for entry in offers:
+            self._offer_over(entry, "offer_failed")
+        for loading in fetches:
+            self._fetch_over(loading, "fetch_failed", "the connector was closed")
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -175,8 +172,14 @@ class Engine:
         if self.consumers == 0:
             self._offer_over(entry, "consumed")
             return
-        self._say_written(entry, written)
-        if not self._post(lambda: self._spawn(self._offered(entry))):
+        try:
+            self._say_written(entry, written)
+            posted = self._post(lambda: self._spawn(self._offered(entry)))
+        except Exception:  # whatever it is, the blocks are the engine's again and the next order has its turn
+            log.exception("no offer was made", request=order.key)
+            self.fault()
+            posted = False
+        if not posted:
             self._offer_over(entry, "offer_failed")
 
     def written(self, keys: Iterable[str], layers: int) -> None:
@@ -190,7 +193,8 @@ class Engine:
     def _say_written(self, entry: Offering, layers: int) -> None:
         mark = set_mark(None if self.cache is None else self.cache.local, None) if layers else None
         with self._lock:
-            old, entry.mark = entry.mark, mark
+            over = entry.over.is_set()
+            old, entry.mark = (mark, None) if over else (entry.mark, mark)
             entry.layers = layers
         if old is not None:
             drop(old)
@@ -206,8 +210,15 @@ class Engine:
         entry = Fetching(order, began=time.monotonic())
         with self._lock:
             self._fetches[order.key] = entry
-        if not self._post(lambda: self._begin(entry)):
-            self._fetch_over(entry, "fetch_failed", "too many orders stand in line")
+        why = "too many orders stand in line, or the connector was closed"
+        try:
+            posted = self._post(lambda: self._begin(entry))
+        except Exception as error:  # as above
+            log.exception("no fetch was begun", request=order.key)
+            self.fault()
+            posted, why = False, str(error)
+        if not posted:
+            self._fetch_over(entry, "fetch_failed", why)
 
     def drop(self, order: DropOrder) -> None:
         """Tells the other side that a request will not be fetched."""
@@ -290,7 +301,9 @@ class Engine:
             assert self._loop is not None
             try:
                 self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:
+            except RuntimeError:  # the loop has ended
+                self._awake = False
+                self._queue.clear()
                 return False
         return True
 
@@ -328,9 +341,9 @@ class Engine:
         with self._lock:
             self._stats[ending] += 1
             mark, entry.mark = entry.mark, None
+            entry.over.set()
         if mark is not None:
             drop(mark)
-        entry.over.set()
 
     def _begin(self, entry: Fetching) -> None:
         entry.task = self._spawn(self._fetched(entry))

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hawk.cache import KVCache
-from hawk.errors import HawkError, StillDraining, UnknownRequest, VerificationFailed
+from hawk.control.messages import AbortFetch
+from hawk.errors import DeadlineExceeded, HawkError, StillDraining, UnknownRequest, VerificationFailed
 from hawk.integrations.remote import claim
 
 if TYPE_CHECKING:
@@ -72,6 +73,20 @@ class Fetching:
             self.task.cancel()
 
 
+@dataclass(slots=True)
+class Ended:
+    """What has ended since the last look.
+
+    sent       requests whose blocks are the engine's again
+    arrived    requests whose fetch has ended, in either way
+    failed     those of them whose tokens are not there, and blocks that hold nothing of use for it
+    """
+
+    sent: set[str] = field(default_factory=set)
+    arrived: set[str] = field(default_factory=set)
+    failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
 async def offer(engine: Engine, entry: Offering) -> str:
     """Makes the offer, tells of its layers as they come, and returns how it ended."""
     order, client, cache = entry.order, engine.client, engine.cache
@@ -131,7 +146,7 @@ async def fetch(engine: Engine, order: FetchOrder) -> Ready:
         timeout=engine.settings.timeout,
         wait=True,
     )
-    ready = await _drained(job)
+    ready = await _drained(client, job)
     if ready.note and order.digest and ready.note.hex() != order.digest:
         raise VerificationFailed(
             "what was prefilled is another prompt", field="note", got=ready.note.hex(), expected=order.digest
@@ -139,12 +154,21 @@ async def fetch(engine: Engine, order: FetchOrder) -> Ready:
     return ready
 
 
-async def _drained(job: Fetch) -> Ready:
+async def _drained(client: Client, job: Fetch) -> Ready:
     """Its result; on every other way out no byte can land any more, however long that takes."""
     try:
         await job.start()
         return await job.result()
-    except (asyncio.CancelledError, StillDraining):
+    except StillDraining:
+        # The agent has not answered and may begin yet; orders are answered in turn, so this one's answer is the end.
+        end = asyncio.ensure_future(client.done(AbortFetch(0, job.job), timeout=None))
+        while not end.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({end})
+        with contextlib.suppress(HawkError):  # the agent is gone, and its threads with it
+            end.result()
+        raise
+    except asyncio.CancelledError:
         while True:
             try:
                 await job.abort()
@@ -159,10 +183,16 @@ async def release(engine: Engine, tickets: tuple[str, ...], tokens: int) -> None
     client, cache = engine.client, engine.cache
     assert client is not None
     assert cache is not None
-    if engine.scratch is None:
+    old = engine.scratch
+    if old is None or (old.done() and (old.cancelled() or old.exception() is not None)):
         engine.scratch = asyncio.ensure_future(_scratch(client, cache))
+    assert engine.scratch is not None
     scratch, free = await asyncio.shield(engine.scratch)
-    block = await free.get()  # each may wait long, for an offer that is yet to be made
+    try:  # each may wait long, for an offer that is yet to be made
+        async with asyncio.timeout(engine.settings.timeout):
+            block = await free.get()
+    except TimeoutError as late:
+        raise DeadlineExceeded("too many are being given back", seconds=engine.settings.timeout) from late
     try:
         await client.fetch(
             list(tickets),
@@ -178,10 +208,10 @@ async def release(engine: Engine, tickets: tuple[str, ...], tokens: int) -> None
 
 
 async def _scratch(client: Client, cache: Cache) -> Scratch:
-    """A cache of single tokens, and its blocks."""
+    """A cache of single tokens, and its blocks; in the plainest layout, since not all have pages of one token."""
     assert cache.local is not None
     free: asyncio.Queue[int] = asyncio.Queue()
     for block in range(_AT_A_TIME):
         free.put_nowait(block)
-    spec = cache.local.spec.replace(block_size=1, blocks=_AT_A_TIME)
+    spec = cache.local.spec.replace(block_size=1, blocks=_AT_A_TIME, layout="contiguous/bhsd")
     return await client.register(KVCache.alloc(spec)), free

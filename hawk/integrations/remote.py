@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hawk.arguments import shown
+from hawk.arguments import shown, text
 from hawk.control.messages import Ticket, decode_ticket, encode_ticket
 from hawk.errors import BadFrame, InvalidArgument
 from hawk.jobs.caches import write_part
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 1024
 _LONGEST = 256
+_MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def read(params: Mapping[str, Any], *, model: Model, tokens: int) -> Remote:
     `tp_size` and `pp_size` where they are not 1; `tokens` is then the length of the decode engine's own prompt.
     Raises `InvalidArgument` naming what lacks or cannot be.
     """
-    transfer = _text(params, "transfer_id") or _text(params, "remote_request_id")
+    transfer = text_of(params, "transfer_id") or text_of(params, "remote_request_id")
     if not transfer:
         raise InvalidArgument(
             "the request says not which transfer it is",
@@ -174,7 +175,7 @@ def read(params: Mapping[str, Any], *, model: Model, tokens: int) -> Remote:
                 expected=f"1..{MOST_WORKERS}",
             )
         tickets = _tickets(transfer, _workers(params, grid), model, grid, there or tokens, 0)
-    return Remote(transfer, _checked(tickets), there, _text(params, "hawk_digest"))
+    return Remote(transfer, _checked(tickets), there, text_of(params, "hawk_digest"))
 
 
 def _tickets(
@@ -197,7 +198,7 @@ def _tickets(
 
 
 def _workers(params: Mapping[str, Any], grid: Grid) -> list[Worker]:
-    engine, host = _text(params, "remote_engine_id"), _text(params, "remote_host")
+    engine, host = text_of(params, "remote_engine_id"), text_of(params, "remote_host")
     for key, value in (("remote_engine_id", engine), ("remote_host", host)):
         if not value:
             raise InvalidArgument(
@@ -253,29 +254,23 @@ def _place(address: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 0
 
 
-def _text(params: Mapping[str, Any], key: str) -> str:
+def text_of(params: Mapping[str, Any], key: str) -> str:
+    """The text under that key, empty where there is none; raises `InvalidArgument` for what cannot be sent."""
     value = params.get(key)
     if value is None:
         return ""
-    if not isinstance(value, str) or len(value) > _LONGEST:
-        raise InvalidArgument(
-            "no text of a bearable length",
-            field=f"kv_transfer_params.{key}",
-            got=shown(value),
-            expected=f"text of {_LONGEST} characters at most",
-        )
-    return value
+    return text(value, f"kv_transfer_params.{key}", _LONGEST)
 
 
 def _number(params: Mapping[str, Any], key: str, default: int | None, least: int) -> int | None:
     value = params.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
         raise InvalidArgument(
             "out of range",
             field=f"kv_transfer_params.{key}",
             got=shown(value),
-            expected=f"a whole number, {least} or more",
+            expected=f"a whole number, {least}..{_MOST}",
         )
     return value

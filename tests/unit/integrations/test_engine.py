@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import hawk
-from hawk.errors import ConfigError
+from hawk.errors import ConfigError, DeadlineExceeded, StillDraining
 from hawk.integrations.books import Books, DropOrder, FetchOrder, OfferOrder
-from hawk.integrations.engine import Ended, Engine
+from hawk.integrations.engine import Engine
+from hawk.integrations.orders import Ended, _drained, release
 from hawk.integrations.remote import Grid, Model, digest, read
 from hawk.integrations.settings import read_settings
 
@@ -259,3 +261,63 @@ def test_an_agent_that_cannot_start_says_why(short_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="tcp needs security"):
         Engine(settings, name="p", role="prefill").start()
+
+
+def test_an_offer_is_given_back_whatever_the_layout(short_path: Path) -> None:
+    with contextlib.closing(Pair(short_path)) as pair:
+        spec = SOURCE.replace(dim=32, block_size=32, blocks=2, layout="vllm/cpu-amx")
+        pair.start(*(hawk.KVCache.alloc(spec) for _ in range(2)))
+        order, params = pair.prefill("r", [0, 1])
+        pair.p.offer(order, written=3)
+        pair.d.drop(DropOrder("r", read(params, model=MODEL, tokens=40).tickets, 40))
+        until(pair.p, lambda e: bool(e.sent), "r")
+        assert pair.p.take_stats()["consumed"] == 1
+
+
+async def test_offers_that_wait_to_be_given_back_wait_no_longer_than_a_fetch() -> None:
+    scratch: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    scratch.set_result((None, asyncio.Queue()))
+    full = SimpleNamespace(client=1, cache=1, scratch=scratch, settings=SimpleNamespace(timeout=0.01))
+    async with asyncio.timeout(LIMIT):
+        with pytest.raises(DeadlineExceeded, match="too many"):
+            await release(full, ("hawk1.x",), 40)  # type: ignore[arg-type]
+
+
+def test_what_stands_in_line_when_the_thread_ends_has_failed(short_path: Path) -> None:
+    with contextlib.closing(Pair(short_path)) as pair:
+        pair.start(*caches())
+        order, params = pair.prefill("r", list(range(10)))
+        wants = [pair.order(key, params, [1, 2, 3]) for key in "abc"]
+        pair.d.fetch(wants[0])  # waits for the offer
+        pair.p.close()
+        pair.d.close()
+        for want in wants[1:]:
+            pair.d.fetch(want)
+        pair.p.offer(order, written=3)
+        assert pair.d.ended(set()).failed.keys() == {"a", "b", "c"}
+        assert pair.p.ended({"r"}).sent == {"r"}
+
+
+async def test_a_fetch_that_its_agent_has_not_answered_is_over_when_the_agent_says_so() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Job:
+        job = "ab" * 16
+
+        async def start(self) -> None:
+            raise StillDraining("no answer in time")
+
+    async def done(message: object, *, timeout: float | None) -> None:
+        assert timeout is None
+        asked.set()
+        await answer.wait()
+
+    async with asyncio.timeout(LIMIT):
+        task = asyncio.ensure_future(_drained(SimpleNamespace(done=done), Job()))  # type: ignore[arg-type]
+        await asked.wait()
+        task.cancel()  # the engine ends the request meanwhile
+        await asyncio.wait({task}, timeout=0.01)
+        assert not task.done()
+        answer.set()
+        with pytest.raises(StillDraining):
+            await task

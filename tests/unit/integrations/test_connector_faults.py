@@ -1,0 +1,88 @@
+"""What a client's words, or a bug of our own, may cost: the request's transfer, and never the engine."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import fake_vllm
+from tests.unit.integrations.test_connector import PROMPT, pair, rows, steps, vllm
+
+__all__ = ["vllm"]
+
+
+def test_what_no_encoder_takes_costs_the_request_its_transfer_and_no_more(
+    vllm: None, short_path: Path
+) -> None:
+    with pair(short_path) as (p, d):
+        p.request("p", list(PROMPT), {"do_remote_decode": True, "transfer_id": "\ud800"})
+        p.step(new={"p": (list(range(10)), 0, 40)})
+        held, answer = p.finish("p", list(range(10)))
+        assert held  # the workers will say that it is free, which ends an engine that holds nothing
+        assert answer is not None
+        for number, bad in enumerate(
+            ({"remote_host": "\ud800"}, {"remote_num_tokens": 1 << 70}, {"transfer_id": "a\ud800"})
+        ):
+            request = d.request(f"d{number}", list(PROMPT), {**answer, "hawk_tickets": None, **bad})
+            assert d.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        counts = d.scheduler.get_kv_connector_stats().data
+        assert (counts["bad_params"], counts["faults"]) == (3, 0)
+        d.request("good", list(PROMPT), answer)
+        d.finish("good", [], "FINISHED_ABORTED")
+        d.step()
+        assert steps(p, lambda r: r.finished_sending).finished_sending == {"p"}
+
+
+def test_a_request_whose_end_goes_wrong_is_held_until_its_offer_has_ended(
+    vllm: None, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(short_path) as (p, _):
+        p.request("p", list(PROMPT), {"do_remote_decode": True})
+        p.step(new={"p": (list(range(10)), 0, 40)})
+
+        def broken(*args: Any, **more: Any) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr("hawk.integrations.remote.write", broken)
+        assert p.finish("p", list(range(10))) == (True, None)
+        assert steps(p, lambda r: r.finished_sending).finished_sending == {"p"}
+
+
+def test_an_order_that_goes_wrong_ends_and_costs_the_others_nothing(
+    vllm: None, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(side: fake_vllm.Engine, name: str) -> None:
+        whole, calls = getattr(side.worker._engine, name), []
+
+        def first(*args: Any, **more: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 1:
+                raise RuntimeError("a bug")
+            return whole(*args, **more)
+
+        monkeypatch.setattr(side.worker._engine, name, first)
+
+    with pair(short_path) as (p, d):
+        spoil(p, "_say_written")
+        tables = {"a": list(range(10)), "b": list(range(10, 20))}
+        for key in tables:
+            p.request(key, list(PROMPT), {"do_remote_decode": True})
+        p.step(new={key: (blocks, 0, 40) for key, blocks in tables.items()})
+        answers = {key: p.finish(key, blocks)[1] for key, blocks in tables.items()}
+        assert steps(p, lambda r: "a" in r.finished_sending).finished_sending == {"a"}
+        spoil(d, "_post")
+        requests = {"c": [1, 2, 3], "d": [4, 5, 6]}
+        for key, blocks in requests.items():
+            request = d.request(key, list(PROMPT), dict(answers["b"]))
+            d.scheduler.get_num_new_matched_tokens(request, 0)
+            given = SimpleNamespace(get_block_ids=lambda blocks=blocks: (blocks,))
+            d.scheduler.update_state_after_alloc(request, given, 40)
+        assert d.step().finished_recving == {"c"}
+        assert d.invalid == {1, 2, 3}
+        assert steps(d, lambda r: r.finished_recving).finished_recving == {"d"}
+        assert d.invalid == set()
+        assert np.array_equal(rows(d, [4, 5, 6])[:, :40], rows(p, tables["b"])[:, :40])
+        assert p.worker.get_kv_connector_stats().data["faults"] == 1
+        assert d.worker.get_kv_connector_stats().data["faults"] == 1
