@@ -159,7 +159,7 @@ async def _all(
         digests: dict[tuple[int, str], str] = {}
         for group in GROUPS:
             watched = stack.enter_context(_watched()) if group.naive else []
-            async with _Pair(group, largest, source, target, result.pace, start, watched) as pair:
+            async with Pair(group, largest, source, target, result.pace, start, watched) as pair:
                 for one, size in zip(sources, result.sizes, strict=True):
                     await pair.measure(one, size, result.runs, digests)
                     if group is GROUPS[0]:
@@ -235,7 +235,7 @@ def _up(number: int, address: int, host: Any) -> None:
         driver.drop_stream(stream)
 
 
-class _Pair:
+class Pair:
     """The agents of one group: the prefill side in this process, the decode side where `start` puts it."""
 
     def __init__(
@@ -246,14 +246,14 @@ class _Pair:
         target: int,
         pace: float,
         start: Callable[[Path, int], Decode],
-        down: list[float],
+        down: list[float] | None = None,
     ) -> None:
-        self._down = down
+        self._down = [] if down is None else down
         self._group, self._largest, self._pace = group, largest, pace
         self._source, self._target, self._start = source, target, start
         self._stack = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> _Pair:
+    async def __aenter__(self) -> Pair:
         folder = self._stack.enter_context(TemporaryFolder("hawk-bench-")).path
         try:
             near, far = folder / "prefill.toml", folder / "decode.toml"
@@ -261,7 +261,7 @@ class _Pair:
             far.write_text(self._config("decode", folder, self._target) + self._memories())
             config, _ = load_config(near, env={})
             agent = await self._stack.enter_async_context(Agent(config))
-            self._client: Client = await self._stack.enter_async_context(connect(agent))
+            self.client: Client = await self._stack.enter_async_context(connect(agent))
             self.far = self._start(far, self._target)
             await self.far.open()
             self._stack.push_async_callback(self.far.close)
@@ -316,11 +316,11 @@ pipeline = {1 if naive else 4}
         """Every way of the group for one size, by turns; then every byte is compared."""
         ways, scene = self._group.ways, source.scene
         await self.far.ask("prepare", scene.tokens, list(ways.values()))
-        registered = await self._client.register(source.cache)
+        registered = await self.client.register(source.cache)
         answers: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         for number in range(runs + 1):
             for way, kind in ways.items():
-                offer = await self._client.offer(
+                offer = await self.client.offer(
                     f"{way}-{size.nbytes}-{number}",
                     registered,
                     scene.source_blocks(),

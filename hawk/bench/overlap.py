@@ -10,8 +10,10 @@ pause before each, for a GPU that has just worked is slower than one that has no
     told        an agent is told of each layer, and nobody fetches
     job         a whole job: an agent is told of each layer, and another process fetches
 
-The agent is embedded in this process, or in one of its own that maps the cache (`hawk.bench.apart`).  What the prefill
-takes longer is told to the one alone of the same round.  Every byte that a job moved is compared at the end.
+The agent is embedded in this process, or in one of its own that maps the cache (`hawk.bench.apart`).  Requests go into
+the emulated device over `shm`; or, `into` a GPU, into channels in its memory over `cuda`, as fast as a link of 25 GB/s
+(regions in GPU memory: no BAR, no NPU).  What the prefill takes longer is told to the one alone of the same round.
+Every byte that a job moved is compared at the end.
 """
 
 from __future__ import annotations
@@ -21,34 +23,38 @@ import contextlib
 import os
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import uvloop
-from rich.table import Table
 
 from hawk.bench.apart import Apart
+from hawk.bench.between import PACE, Group, Pair
+from hawk.bench.between_far import CHANNELS
+from hawk.bench.between_process import Process
+from hawk.bench.overlap_result import Result, Row, Size
+from hawk.bench.overlap_result import render as render
 from hawk.bench.prefill import Chunks, Prefill
-from hawk.bench.samples import machine
 from hawk.bench.whole_job import SPARE
 from hawk.cache import KVCache
 from hawk.demo import agents, engine, scenario
 from hawk.demo.scenario import ALIGNMENT
-from hawk.errors import InternalError, InvalidArgument
+from hawk.errors import HawkError, InternalError, InvalidArgument
 from hawk.memory.cuda import device as gpu_of
 from hawk.retile.cuda.launch import CudaRetiler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
-    from rich.console import Console
-
+    from hawk.bench.between_process import Decode
+    from hawk.client import Client
     from hawk.demo.scenario import Scenario
-    from hawk.handles import DeviceCache, OfferHandle, Ready
+    from hawk.handles import Cache, OfferHandle
 
 TOKENS = (2048, 8192)
 RUNS = 7
@@ -59,80 +65,50 @@ PAUSE = 0.12
 _TIMEOUT = 120.0
 
 
-@dataclass(frozen=True)
-class Row:
-    """Something beside the prefill; seconds of the runs, one a round.
-
-    agent     "none", "embedded" or "apart"
-    launch    "kernels" or "graphs"
-    slows     by what part of itself the prefill takes longer than alone in the same round, the median of the rounds
-    least, most    of the rounds
-    after     from the prefill's end until the job is ready, or all that was put onto the GPU is done
-    part      that as part of the job alone
-    """
-
-    agent: str
-    launch: str
-    beside: str
-    seconds: float
-    slows: float
-    least: float
-    most: float
-    launching: float
-    after: float = 0.0
-    part: float = 0.0
-
-
-@dataclass
-class Size:
-    """All of one number of tokens: bytes of the request, seconds of the job alone by agent, and rows."""
-
-    tokens: int
-    nbytes: int
-    alone: dict[str, float] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-
-
-@dataclass
-class Result:
-    """Outcome of `run`; every byte that a job moved was compared."""
-
-    device: str
-    runs: int
-    chunk: int
-    mps: bool
-    sizes: list[Size]
-
-    def to_dict(self) -> dict[str, object]:
-        """Seconds and bytes throughout."""
-        return {"machine": machine(), "correct": True, **asdict(self)}
-
-
 def run(
     device: str = "cuda:0",
     tokens: Sequence[int] = TOKENS,
     runs: int = RUNS,
     chunk: int = CHUNK,
     agent: Sequence[str] = ("embedded", "apart"),
+    into: str | None = None,
     quick: bool = False,
+    start: Callable[[Path, int], Decode] = Process,
 ) -> Result:
     """Measure on `device`; `quick` is one round of 64 tokens with an embedded agent.
 
+    into     a GPU, best another one: requests go there over a link of 25 GB/s, from an embedded agent
+    start    makes the decode side for that, for tests
+
     Raises `MissingDependency` without torch, CuPy or a GPU, `InternalError` where a byte is wrong.
     """
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not (number or "0").isdecimal():
-        raise InvalidArgument(
-            "no such device", field="device", got=device, expected="cuda, cuda:0, cuda:1, ..."
-        )
-    gpu = CudaRetiler(int(number or "0")).device  # says what is missing
+    gpu = CudaRetiler(_number(device, "device")).device  # says what is missing
+    target = None if into is None else gpu_of(_number(into, "into"), field="into").number
     if quick:
         tokens, runs, agent = (64,), 1, ("embedded",)
-    return uvloop.run(_all(gpu, tokens, runs, chunk, agent))
+    return uvloop.run(_all(gpu, tokens, runs, chunk, agent, target, start))
 
 
-async def _all(gpu: int, tokens: Sequence[int], runs: int, chunk: int, kinds: Sequence[str]) -> Result:
-    sizes = [await _Size(gpu, scenario.load(count), runs, chunk).measure(kinds) for count in tokens]
+def _number(device: str, field: str) -> int:
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number or "0").isdecimal():
+        raise InvalidArgument("no such device", field=field, got=device, expected="cuda, cuda:0, cuda:1, ...")
+    return int(number or "0")
+
+
+async def _all(
+    gpu: int,
+    tokens: Sequence[int],
+    runs: int,
+    chunk: int,
+    kinds: Sequence[str],
+    target: int | None,
+    start: Callable[[Path, int], Decode],
+) -> Result:
+    sizes = []
+    for count in tokens:
+        size = _Size(gpu, scenario.load(count), runs, chunk)
+        sizes.append(await size.measure(kinds) if target is None else await size.paced(target, start))
     mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
     return Result(gpu_of(gpu).name, runs, chunk, mps, sizes)
 
@@ -146,6 +122,17 @@ class _Seen:
     after: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Side:
+    """What measuring asks of agents: to fetch an offer, to make it, to tell it of layers, to await or make its end."""
+
+    fetched: Callable[[Any], Any]
+    offered: Callable[[str], Any]
+    teller: Callable[[Any], Callable[[int], None]]
+    ended: Callable[[Any], Any]
+    withdrawn: Callable[[Any], Any] | None
+
+
 class _Size:
     """All measurements of one size."""
 
@@ -155,21 +142,60 @@ class _Size:
         self._prefill = Prefill(gpu, scene.tokens, scene.source.layers)
         self._pending: list[Future[None]] = []
 
-    async def measure(self, kinds: Sequence[str]) -> Size:
+    @contextlib.asynccontextmanager
+    async def _filled(self) -> AsyncIterator[tuple[KVCache, Any]]:
+        """The cache on the GPU, and the one allocation that it lies in, so that another process can open all of it."""
         scene, cp = self._scene, self._cupy
-        result = Size(scene.tokens, scene.payload)
         with contextlib.closing(KVCache.alloc(scene.source)) as host, cp.cuda.Device(self._gpu):
             await engine.fill_in_threads(host, scene)
-            # One allocation, so that another process can open all of it.
             memory = cp.asarray(np.concatenate(host.buffers))
             arrays = list(memory.reshape(len(host.buffers), -1))
             cp.cuda.Device(self._gpu).synchronize()
             with contextlib.closing(KVCache.from_cuda(arrays, scene.source)) as there:
-                await self._without_agent(there, result)
-                if "embedded" in kinds:
-                    await self._embedded(there, result)
-                if "apart" in kinds:
-                    await self._apart(memory, result)
+                yield there, memory
+
+    async def measure(self, kinds: Sequence[str]) -> Size:
+        """Without an agent, and with each kind of it."""
+        result = Size(self._scene.tokens, self._scene.payload)
+        async with self._filled() as (there, memory):
+            await self._without_agent(there, result)
+            if "embedded" in kinds:
+                await self._embedded(there, result)
+            if "apart" in kinds:
+                await self._apart(memory, result)
+        return result
+
+    async def paced(self, target: int, start: Callable[[Path, int], Decode]) -> Size:
+        """With an embedded agent, into channels in the memory of a GPU, over a link of a given rate."""
+        scene = self._scene
+        result = Size(scene.tokens, scene.payload)
+        group = Group("paced", "cuda", {"GN-HAWK": CHANNELS})
+        async with (
+            self._filled() as (there, _),
+            Pair(group, scene, self._gpu, target, PACE, start) as pair,
+        ):
+            await pair.far.ask("prepare", scene.tokens, [CHANNELS])
+            source = await pair.client.register(there)
+
+            async def fetched(offer: OfferHandle) -> None:
+                answer = await pair.far.ask("fetch", CHANNELS, str(offer))
+                if answer["transport"] != "cuda":
+                    raise InternalError("another transport than asked for", got=answer["transport"])
+
+            async def ended(offer: OfferHandle) -> None:
+                with contextlib.suppress(HawkError):  # it may be over before we ask
+                    await offer.ended()
+
+            side = _Side(
+                fetched,
+                partial(self._offered, pair.client, source),
+                self._teller(),
+                ended,
+                lambda o: o.withdraw(),
+            )
+            await self._with_agent("embedded, 25 GB/s", result, side)
+            await pair.far.ask("check", CHANNELS, "")
+            await source.release()
         return result
 
     async def _rounds(self, ways: dict[tuple[str, str], Callable[[], Any]]) -> dict[Any, list[_Seen]]:
@@ -245,135 +271,106 @@ class _Size:
             outside=not embedded,
         )
 
+    async def _offered(self, client: Client, source: Cache, name: str) -> OfferHandle:
+        blocks = self._scene.source_blocks()
+        return await client.offer(
+            name, source, blocks, tokens=self._scene.tokens, ttl=_TIMEOUT, layers_ready=0
+        )
+
+    def _teller(self) -> Callable[[OfferHandle], Callable[[int], None]]:
+        loop = asyncio.get_running_loop()
+
+        def teller(offer: OfferHandle) -> Callable[[int], None]:
+            def told(layers: int) -> None:
+                mark = offer.mark(self._prefill.stream)
+                call = offer.layers_ready(layers, after=mark)
+                self._pending.append(asyncio.run_coroutine_threadsafe(call, loop))
+
+            return told
+
+        return teller
+
     async def _embedded(self, there: KVCache, result: Size) -> None:
-        async with agents.Pair(self._settings(embedded=True)) as pair:
+        async with agents.Pair(self._settings(embedded=True)) as pair, self._target(pair) as fetched:
             source = await pair.prefill.register(there)
-            loop = asyncio.get_running_loop()
-
-            async def offered(name: str) -> OfferHandle:
-                return await pair.prefill.offer(
-                    name,
-                    source,
-                    self._scene.source_blocks(),
-                    tokens=self._scene.tokens,
-                    ttl=_TIMEOUT,
-                    layers_ready=0,
-                )
-
-            def teller(offer: OfferHandle) -> Callable[[int], None]:
-                def told(layers: int) -> None:
-                    mark = offer.mark(self._prefill.events[layers - 1])
-                    call = offer.layers_ready(layers, after=mark)
-                    self._pending.append(asyncio.run_coroutine_threadsafe(call, loop))
-
-                return told
-
-            await self._with_agent(
-                "embedded", pair, result, offered, teller, lambda o: o.ended(), lambda o: o.withdraw()
+            side = _Side(
+                fetched,
+                partial(self._offered, pair.prefill, source),
+                self._teller(),
+                lambda o: o.ended(),
+                lambda o: o.withdraw(),
             )
+            await self._with_agent("embedded", result, side)
             await source.release()
 
     async def _apart(self, memory: Any, result: Size) -> None:
-        async with agents.Pair(self._settings(embedded=False)) as pair:
+        async with agents.Pair(self._settings(embedded=False)) as pair, self._target(pair) as fetched:
             apart = Apart(pair.config, self._gpu, self._scene, memory, self._prefill.events)
             try:
                 await apart.ready()
-
-                async def ended(_: object) -> None:
-                    await apart.ended()
-
-                await self._with_agent(
-                    "apart", pair, result, apart.offer, lambda _: apart.layers_ready, ended, None
+                side = _Side(
+                    fetched, apart.offer, lambda _: apart.layers_ready, lambda _: apart.ended(), None
                 )
+                await self._with_agent("apart", result, side)
             finally:
                 apart.close()
 
-    async def _with_agent(
-        self,
-        agent: str,
-        pair: agents.Pair,
-        result: Size,
-        offered: Callable[[str], Any],
-        teller: Callable[[Any], Callable[[int], None]],
-        ended: Callable[[Any], Any],
-        withdrawn: Callable[[Any], Any] | None,
-    ) -> None:
-        scene, names = self._scene, iter(range(1 << 30))
+    @contextlib.asynccontextmanager
+    async def _target(self, pair: agents.Pair) -> AsyncIterator[Callable[[Any], Any]]:
+        """Fetches an offer into the emulated device, all of whose bytes are compared in the end."""
+        scene, blocks = self._scene, self._scene.target_blocks()
         target = await pair.decode.allocate(scene.target, memory=agents.MEMORY)
         engine.mark(target)
 
+        async def fetched(offer: Any) -> None:
+            async with pair.decode.fetch(offer, into=target, blocks=blocks, timeout=_TIMEOUT) as fetch:
+                await fetch
+
+        yield fetched
+        verdict = await engine.verify(engine.job(target, scene))
+        if verdict.mismatch:
+            raise InternalError("a byte is wrong after the jobs", got=verdict.mismatch)
+        await target.release()
+
+    async def _with_agent(self, agent: str, result: Size, side: _Side) -> None:
+        names = iter(range(1 << 30))
+
         async def fetched(offer: Any) -> float:
-            await self._fetch(pair, offer, target)
+            await side.fetched(offer)
             return time.perf_counter()
 
         async def job(graph: bool) -> _Seen:
-            offer = await offered(f"job-{next(names)}")
+            offer = await side.offered(f"job-{next(names)}")
             fetch = asyncio.ensure_future(fetched(offer))
-            seen = await self._run(graph, teller(offer))
+            seen = await self._run(graph, side.teller(offer))
             seen.after = await fetch - self._prefill.ended
-            await ended(offer)
+            await side.ended(offer)
             return seen
 
         async def told(graph: bool) -> _Seen:
-            offer = await offered(f"told-{next(names)}")
-            seen = await self._run(graph, teller(offer))
-            assert withdrawn is not None
-            await withdrawn(offer)
+            offer = await side.offered(f"told-{next(names)}")
+            seen = await self._run(graph, side.teller(offer))
+            assert side.withdrawn is not None
+            await side.withdrawn(offer)
             return seen
 
         async def alone() -> float:
-            offer = await offered(f"alone-{next(names)}")
+            offer = await side.offered(f"alone-{next(names)}")
             await self._run(True)
             began = time.perf_counter()
-            teller(offer)(scene.source.layers)
+            side.teller(offer)(self._scene.source.layers)
             took = await fetched(offer) - began
-            await ended(offer)
+            await side.ended(offer)
             return took
 
         result.alone[agent] = statistics.median([await alone() for _ in range(self._runs + 1)][1:])
         ways: dict[tuple[str, str], Callable[[], Any]] = {}
         for launch, graph in (("kernels", False), ("graphs", True)):
             ways[launch, "nothing"] = partial(self._run, graph)
-            if withdrawn is not None:
+            if side.withdrawn is not None:
                 ways[launch, "told"] = partial(told, graph)
             ways[launch, "job"] = partial(job, graph)
         self._rows(agent, await self._rounds(ways), result)
-        verdict = await engine.verify(engine.job(target, scene))
-        if verdict.mismatch:
-            raise InternalError("a byte is wrong after the jobs", got=verdict.mismatch)
-        await target.release()
-
-    async def _fetch(self, pair: agents.Pair, offer: Any, target: DeviceCache) -> Ready:
-        blocks = self._scene.target_blocks()
-        async with pair.decode.fetch(offer, into=target, blocks=blocks, timeout=_TIMEOUT) as fetch:
-            return await fetch
 
 
-def render(result: Result, console: Console) -> None:
-    """Print `result` as tables."""
-    mps = ", under MPS" if result.mps else ""
-    console.print(
-        f"Beside a prefill on {result.device}{mps}, {result.runs} rounds, chunks of at most {result.chunk >> 20} MiB; "
-        "every byte compared"
-    )
-    for size in result.sizes:
-        told = ", ".join(f"{agent} {seconds * 1e3:.1f} ms" for agent, seconds in size.alone.items())
-        table = Table(
-            title=f"{size.tokens} tokens, {size.nbytes / 1e6:.0f} MB; a job alone: {told or 'none'}"
-        )
-        for title in ("agent", "launched as", "beside"):
-            table.add_column(title)
-        for title in ("prefill, ms", "launching", "slows", "least", "most", "after, ms", "of the job"):
-            table.add_column(title, justify="right")
-        for row in size.rows:
-            table.add_row(
-                row.agent,
-                row.launch,
-                row.beside,
-                f"{row.seconds * 1e3:.2f}",
-                f"{row.launching * 1e3:.2f}",
-                *(f"{x:+.1%}" for x in (row.slows, row.least, row.most)),
-                f"{row.after * 1e3:.2f}" if row.after else "",
-                f"{row.part:.2f}" if row.part else "",
-            )
-        console.print(table)
+__all__ = ["render", "run"]

@@ -34,8 +34,9 @@ _SETS = 2
 
 
 class Prefill:
-    """`layers` layers for `tokens` tokens, on a stream of a higher priority than retiling has.
+    """`layers` layers for `tokens` tokens.
 
+    stream     where it computes, of a higher priority than retiling has
     events     one for each layer, recorded behind it in every run; other processes can open them
     ended      when the last run was seen to have come to its end, by `time.perf_counter`
 
@@ -61,7 +62,7 @@ class Prefill:
         )
         self._weights = [[self._numbers(*shape) * 0.02 for shape in shapes] for _ in range(_SETS)]
         self._input, self._norm = self._numbers(tokens, WIDTH), self._numbers(WIDTH)
-        self._stream = torch.cuda.Stream(priority=-1)
+        self.stream = torch.cuda.Stream(priority=-1)
         self.events = [torch.cuda.Event(interprocess=True) for _ in range(layers)]
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._graphs = self._captured()
@@ -72,14 +73,14 @@ class Prefill:
 
     def _captured(self) -> list[Any]:
         torch = self._torch
-        with torch.no_grad(), torch.cuda.stream(self._stream):
+        with torch.no_grad(), torch.cuda.stream(self.stream):
             for number in range(3):  # libraries make their handles and choose their kernels
                 self._layer(number)
-            self._stream.synchronize()
+            self.stream.synchronize()
             found = []
             for number in range(_SETS):
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=self._stream):
+                with torch.cuda.graph(graph, stream=self.stream):
                     self._layer(number)
                 found.append(graph)
         torch.cuda.synchronize()
@@ -105,7 +106,7 @@ class Prefill:
         """
         torch, began = self._torch, time.perf_counter()
         torch.cuda.set_device(self._device)
-        with torch.no_grad(), torch.cuda.stream(self._stream):
+        with torch.no_grad(), torch.cuda.stream(self.stream):
             self._begin.record()
             for number in range(self.layers):
                 if graph:
@@ -156,11 +157,11 @@ class Chunks:
             for i, one in enumerate(planned)
         ]
         cupy.cuda.Device(gpu).synchronize()
-        self._streams: list[int] = []
+        self.streams: list[int] = []
 
     def __enter__(self) -> Chunks:
         with self._device.current() as driver:
-            self._streams = [driver.stream(low=True) for _ in self._rooms]
+            self.streams = [driver.stream(low=True) for _ in self._rooms]
         return self
 
     def __exit__(
@@ -168,7 +169,7 @@ class Chunks:
     ) -> None:
         self._pinned.close()
         with self._device.current() as driver:
-            for stream in self._streams:
+            for stream in self.streams:
                 driver.drop_stream(stream)
 
     def put(self, layers: int, kernels: bool, copies: bool) -> None:
@@ -178,7 +179,7 @@ class Chunks:
             for number, last in enumerate(self._last):
                 if last != layers:
                     continue
-                stream = self._streams[number % 2]
+                stream = self.streams[number % 2]
                 driver.wait(stream, event)
                 if kernels:
                     self._prepared[number].launch(stream)

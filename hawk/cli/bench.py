@@ -141,6 +141,9 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
     type=click.Choice(("embedded", "apart")),
     help="In the engine's process, or in one of its own; both by default.",
 )
+@click.option(
+    "--into", help="A GPU that requests go to, over a link of 25 GB/s; by default they go over shm."
+)
 @click.option("--quick", is_flag=True, help="One round of 64 tokens: does it work, not how fast is it.")
 @_json
 def overlap(as_json: bool, **options: Any) -> None:

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from hawk.bench import overlap, prefill
+from hawk.bench.overlap_result import Result, Row, Size
 from hawk.cli.bench import bench
+from hawk.demo import scenario
 from hawk.errors import MissingDependency
 from hawk.jobs.gpus import Gpus
-from hawk.memory import cuda_driver
+from hawk.memory import cuda_driver, cuda_rows
 from tests.end_to_end.test_bench_gpu import little_cupy
+from tests.end_to_end.test_between import Here
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeArray, Kernels
+from tests.fake_cuda_parts import FakeArray, FakeRows, Kernels
 from tests.unit.retile.cuda.on_cpu import Kernels as Compiled
 
 
 @pytest.fixture
-def driver() -> Iterator[FakeCuda]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
+    load = scenario.load
+
+    def fewer_layers(tokens: int) -> scenario.Scenario:
+        made = load(tokens)
+        return replace(made, source=made.source.replace(layers=2), target=made.target.replace(layers=2))
+
+    monkeypatch.setattr(scenario, "load", fewer_layers)
+    monkeypatch.setattr(overlap, "PAUSE", 0)
     with cuda_driver.using(fake):
         yield fake
 
@@ -49,9 +63,9 @@ def idle(driver: FakeCuda) -> type:
 
         def __init__(self, gpu: int, tokens: int, layers: int) -> None:
             self.layers, self.ended = layers, 0.0
-            self._stream = driver.make_stream()
+            self.stream = driver.make_stream()
             self.events = [
-                types.SimpleNamespace(cuda_event=driver.make_event(self._stream)) for _ in range(layers)
+                types.SimpleNamespace(cuda_event=driver.make_event(self.stream)) for _ in range(layers)
             ]
 
         def launch(self, *, graph: bool, told: Callable[[int], None] | None = None) -> float:
@@ -95,8 +109,34 @@ def test_a_transfer_beside_a_prefill(
         ),
     ]
     assert all(row["after"] > 0 for row in size["rows"] if row["beside"] == "job")
-    assert made.launched > 32
+    assert made.launched > 8
     assert not driver.pinned
+    out = io.StringIO()
+    (rows,) = [[Row(**row) for row in size["rows"]]]
+    found = Result("made up", 1, 1 << 20, True, [Size(size["tokens"], size["nbytes"], size["alone"], rows)])
+    overlap.render(found, Console(file=out, width=200))
+    assert "under MPS" in out.getvalue()
+
+
+def test_into_another_gpu_over_a_slower_link(
+    driver: FakeCuda, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.devices = 2
+    made = Kernels(driver, Compiled(tmp_path_factory.mktemp("kernels")))
+    cupy = little_cupy(driver)
+    cupy.asarray = lambda content: Buffers(driver, content)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: made))
+    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(driver))
+    monkeypatch.setattr(cuda_rows, "_kernels", {})
+    monkeypatch.setattr(overlap, "CudaRetiler", lambda number: types.SimpleNamespace(device=number))
+    monkeypatch.setattr(overlap, "Prefill", idle(driver))
+    found = overlap.run(tokens=(64,), runs=1, into="cuda:1", start=Here)
+    (size,) = found.sizes
+    assert size.alone["embedded, 25 GB/s"] >= size.nbytes / 25e9
+    assert [(row.launch, row.beside) for row in size.rows] == [
+        (launch, beside) for launch in ("kernels", "graphs") for beside in ("nothing", "told", "job")
+    ]
 
 
 def test_what_is_missing_is_said(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

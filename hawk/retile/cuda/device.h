@@ -35,11 +35,39 @@ typedef long long i64;
 #define TO_BITS(real) __float_as_uint(real)
 #define TO_DOUBLE(bits) __longlong_as_double((i64)(bits))
 #define DOUBLE_BITS(real) ((u64)__double_as_longlong(real))
-#define TIMES(a, b) __fmul_rn(a, b)
-#define OVER(a, b) __fdiv_rn(a, b)
+#define TIMES(a, b) times(a, b)
+#define OVER(a, b) over(a, b)
+#define WIDENED(real) widened(real)
+#define NARROWED(real) narrowed(real)
 #define TIMES_PLUS(a, b, c) __fmaf_rn(a, b, c)
 #define PERMUTE(a, b, which) __byte_perm(a, b, which)
 #define LARGER_HALVES(a, b) __vmaxu2(a, b)
+
+/* As instructions, for compilers may be told to take what is denormal for 0 (CuPy tells them), and then intrinsics do. */
+FN float times(float a, float b)
+{
+    float c;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+FN float over(float a, float b)
+{
+    float c;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+FN double widened(float a)
+{
+    double c;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(c) : "f"(a));
+    return c;
+}
+FN float narrowed(double a)
+{
+    float c;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(c) : "d"(a));
+    return c;
+}
 
 /* Global memory is read once and written once: nothing of it is worth keeping in a cache, but for the tables. */
 FN void load16(u32 *t, u64 at)

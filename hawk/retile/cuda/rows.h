@@ -84,7 +84,7 @@ FN u32 value_of(struct seen one) { return one.times ? product(one.bits, one.scal
 /* The scale as its type holds it, of the largest magnitude under it. */
 FN u32 scale_of(const i64 *fact, double most)
 {
-    u32 bits = TO_BITS(most > 0.0 ? (float)(most / TO_DOUBLE((u64)FACT(MOST))) : 1.0f);
+    u32 bits = TO_BITS(most > 0.0 ? NARROWED(most / TO_DOUBLE((u64)FACT(MOST))) : 1.0f);
     if (FACT(KIND) == KIND_BF16) bits = value_bf16(code_bf16(bits));
     if (FACT(KIND) == KIND_FP16) bits = value_fp16(code_fp16(bits));
     bits = bits > (u32)FACT(LEAST) ? bits : (u32)FACT(LEAST);
@@ -104,11 +104,11 @@ FN void look(const i64 *fact, const i64 *step, u32 box, u32 thread, u8 *room)
             u32 bits = value_of(one) & 0x7fffffff;
             size = bits < 0x7f800000 && bits > size ? bits : size;
         } else {
-            most = larger(most, (double)TO_FLOAT(one.scale) * TO_DOUBLE(one.most));
+            most = larger(most, WIDENED(TO_FLOAT(one.scale)) * TO_DOUBLE(one.most));
             if (most != most) break;
         }
     }
-    if (FACT(RULE) == MADE) most = (double)TO_FLOAT(size);
+    if (FACT(RULE) == MADE) most = WIDENED(TO_FLOAT(size));
     PUT_ADDRESS(room + 8 * thread, DOUBLE_BITS(most));
 }
 

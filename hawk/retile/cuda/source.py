@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BATCH = 8
 """Vectors that a thread has under way at once."""
 
-BLOCKS = 12
+BLOCKS = 24
 """Blocks that a processor shall hold at once: the compiler makes do with that many registers."""
 
 PART_FIELDS = ("units", "steps", "base", "words", "flags", "rows")

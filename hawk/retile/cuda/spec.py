@@ -18,7 +18,7 @@ SideName = Literal["src", "dst"]
 VECTOR = 16
 """Bytes that a thread reads or writes at once, where runs and addresses allow."""
 
-THREADS = 128
+THREADS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
     I64 = NDArray[np.int64]
 
-UNIT_BYTES = 8 << 10
-"""Source bytes of a unit at most: several blocks of threads share a processor's memory."""
+UNIT_BYTES = 4 << 10
+"""Source bytes of a unit at most: many blocks of threads share a processor's memory."""
 
 MAX_PARTS = 4
 """Programs of one kernel."""

@@ -73,6 +73,8 @@ FN double TO_DOUBLE(u64 x) { double d; memcpy(&d, &x, 8); return d; }
 FN u64 DOUBLE_BITS(double d) { u64 x; memcpy(&x, &d, 8); return x; }
 #define TIMES(a, b) ((a) * (b))
 #define OVER(a, b) ((a) / (b))
+#define WIDENED(real) ((double)(real))
+#define NARROWED(real) ((float)(real))
 #define TIMES_PLUS(a, b, c) ((a) * (b) + (c)) /* where the product is exact, as it is wherever this stands */
 
 static inline u32 PERMUTE(u32 a, u32 b, u32 which)
