@@ -4,8 +4,12 @@ import os
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.fake_cuda import FakeCuda
 
 if (
     "HAWK_LAB_NODE" not in os.environ
@@ -51,3 +55,14 @@ def short_path() -> Iterator[Path]:
     """A folder whose path leaves room for a Unix socket's; with a user's name in it pytest's own may not."""
     with tempfile.TemporaryDirectory(prefix="hk-", dir="/tmp") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def driver() -> Iterator["FakeCuda"]:
+    """A CUDA driver of two GPUs that is made up; tests of whole jobs leave nothing on them."""
+    from hawk.memory import cuda_driver
+    from tests.fake_cuda import FakeCuda
+
+    fake = FakeCuda(devices=2)
+    with cuda_driver.using(fake):
+        yield fake

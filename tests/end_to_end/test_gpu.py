@@ -26,7 +26,6 @@ from hawk.errors import (
 from hawk.handles import DeviceCache
 from hawk.jobs.gpus import AHEAD, LANES, Gpus
 from hawk.layouts import Layout
-from hawk.memory import cuda_driver
 from tests.end_to_end import caches as c
 from tests.end_to_end.harness import AgentProcess, clients
 from tests.end_to_end.test_layouts import INTERLEAVED, QUANTISED
@@ -43,12 +42,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     return Compiled(tmp_path_factory.mktemp("kernels"))
 
 
-@pytest.fixture
-def driver() -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    with cuda_driver.using(fake):
-        yield fake
-    assert not fake.left()
+@pytest.fixture(autouse=True)
+def nothing_is_left(driver: FakeCuda) -> Iterator[None]:
+    yield
+    assert not driver.left()
 
 
 @pytest.fixture

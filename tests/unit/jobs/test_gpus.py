@@ -17,7 +17,7 @@ from hawk.errors import (
 )
 from hawk.jobs.gpus import LANES, Gpus
 from hawk.jobs.retilers import Portion
-from hawk.memory import cuda, cuda_driver, cuda_marks
+from hawk.memory import cuda, cuda_marks
 from hawk.memory.cuda import DeviceRegion
 from hawk.memory.cuda_arrays import CudaArray
 from hawk.memory.region import Region
@@ -26,12 +26,10 @@ from tests.fake_cuda import FakeCuda
 CHUNK = 1 << 16
 
 
-@pytest.fixture
-def driver() -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    with cuda_driver.using(fake):
-        yield fake
-    assert not fake.left()
+@pytest.fixture(autouse=True)
+def nothing_is_left(driver: FakeCuda) -> Iterator[None]:
+    yield
+    assert not driver.left()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -27,13 +26,6 @@ from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
 
 ILLEGAL, NO_ROOM, REFUSED = 700, 2, 801
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    with cuda_driver.using(fake):
-        yield fake
 
 
 # -- the driver itself ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,17 +10,10 @@ import pytest
 from hawk.errors import (
     InvalidArgument,
 )
-from hawk.memory import cuda_arrays, cuda_driver
+from hawk.memory import cuda_arrays
 from tests.fake_cuda import FakeCuda
 
 ILLEGAL, NO_ROOM, REFUSED = 700, 2, 801
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    with cuda_driver.using(fake):
-        yield fake
 
 
 def test_an_array_of_any_library_is_taken_where_it_is(driver: FakeCuda) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -11,18 +9,11 @@ from hawk.errors import (
     InvalidArgument,
     RegistrationFailed,
 )
-from hawk.memory import cuda, cuda_driver, cuda_share
+from hawk.memory import cuda, cuda_share
 from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
 
 ILLEGAL, NO_ROOM, REFUSED = 700, 2, 801
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    with cuda_driver.using(fake):
-        yield fake
 
 
 def test_a_plain_allocation_goes_by_handle_and_offset(driver: FakeCuda) -> None:
