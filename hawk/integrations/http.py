@@ -119,7 +119,7 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
 async def _chunks(reader: asyncio.StreamReader) -> bytes:
     found = bytearray()
     while True:
-        line = (await reader.readline()).split(b";")[0].strip()
+        line = (await _line(reader)).split(b";")[0].strip()
         try:
             size = int(line, 16)
         except ValueError:
@@ -127,11 +127,25 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
         if size < 0 or len(found) + size > BODY:
             raise BadFrame("the body is too long", field="http", expected=f"{BODY} bytes at most")
         if size == 0:
-            while (await reader.readline()).strip():
+            while (await _line(reader)).strip():
                 continue
             return bytes(found)
         found += await reader.readexactly(size)
-        await reader.readexactly(2)
+        if await reader.readexactly(2) != b"\r\n":
+            raise BadFrame("a chunk is longer than it says", field="http", expected=f"{size} bytes")
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError as fault:
+        raise BadFrame("the line is too long", field="http", expected=f"{HEAD} bytes at most") from fault
+
+
+def go_on(head: Head) -> bytes:
+    """What a client is told that sends its body only then; nothing to others."""
+    waits = head.headers.get("expect", "").lower() == "100-continue"
+    return b"HTTP/1.1 100 Continue\r\n\r\n" if waits else b""
 
 
 def request(method: str, path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
@@ -171,6 +185,8 @@ async def asked(server: Server, sent: bytes) -> AsyncIterator[tuple[Head, asynci
             head = await read_head(reader)
         except OSError as fault:
             raise PeerLost("the connection broke", address=server, reason=str(fault)) from fault
+        except BadFrame as fault:
+            raise PeerLost("the server's answer is none", address=server, reason=str(fault)) from fault
         if head is None:
             raise PeerLost("the server closed the connection", address=server)
         yield head, reader

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import BadFrame, HawkError, PeerLost
+from hawk.errors import BadFrame, HawkError, InternalError, PeerLost
 from hawk.integrations import http
 from hawk.integrations.remote import new_transfer
 from hawk.observe.log import get as get_log
@@ -85,6 +85,7 @@ class Proxy:
         try:
             head = await http.read_head(reader)
             if head is not None:
+                writer.write(http.go_on(head))
                 body = await http.read_body(reader, head)
                 await _unless_gone(reader, self._serve(head, body, writer))
         except BadFrame as fault:
@@ -94,6 +95,11 @@ class Proxy:
             _say(writer, 502, "Bad Gateway", fault)
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client has left
+        except Exception as fault:  # one request's; the others go on
+            log.exception("request failed")
+            _say(
+                writer, 500, "Internal Server Error", InternalError("the request failed", reason=repr(fault))
+            )
         finally:
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -153,13 +159,21 @@ class Proxy:
         second = asyncio.ensure_future(_decode(decode, head, asked, early, writer, started))
         try:
             await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-            if first.done() and not started.is_set():
+            if first.done() and not second.done() and not started.is_set():
                 params = first.result()
                 if params is None or prefill.place != place:
                     # It waits for what will not come, or at the wrong place.
                     await _ended(second)
                     second = asyncio.ensure_future(_decode(decode, head, asked, params, writer))
-            await second
+            try:
+                await second
+            except PeerLost as fault:
+                if started.is_set():
+                    raise
+                log.warning("decode failed; the decode engine computes", reason=str(fault))
+                if prefill.place == place:
+                    prefill.place = {}  # which may be wrong by now: the next request goes in sequence, and learns
+                await _decode(decode, head, asked, None, writer)
         finally:
             await _ended(first)
             await _ended(second)
@@ -208,11 +222,22 @@ async def _pass(server: Server, head: Head, body: bytes, writer: asyncio.StreamW
 async def _relay(
     server: Server, sent: bytes, writer: asyncio.StreamWriter, started: asyncio.Event | None
 ) -> None:
-    """Sends a request, and the answer's bytes to the client as they come."""
+    """Sends a request, and the answer's bytes to the client as they come.
+
+    With `started` nothing of it before the answer's first byte behind the head, for an engine that streams says that
+    all is well before it has begun; raises `PeerLost` where there is none, or where the engine has failed.
+    """
     async with http.asked(server, sent) as (told, reader):
+        piece = b""
         if started is not None:
+            try:
+                piece = await reader.read(1 << 16)
+            except OSError as fault:
+                raise PeerLost("the connection broke", address=server, reason=str(fault)) from fault
+            if not piece or told.status >= 500:
+                raise PeerLost("the decode engine failed", address=server, status=told.status)
             started.set()
-        writer.write(told.raw)
+        writer.write(told.raw + piece)
         while piece := await reader.read(1 << 16):
             writer.write(piece)
             await writer.drain()
@@ -229,7 +254,7 @@ def _passed(head: Head) -> dict[str, str]:
 def _parsed(body: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

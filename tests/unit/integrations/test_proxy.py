@@ -240,6 +240,8 @@ async def test_no_decode_engine_is_a_bad_gateway() -> None:
         b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n",
         b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"0" * (128 << 10),
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nax\r\n",
         b"GET / HTTP/1.1\r\nx: " + b"a" * (128 << 10) + b"\r\n\r\n",
     ],
 )
@@ -258,3 +260,109 @@ async def test_bad_requests_are_refused(sent: bytes) -> None:
 def test_addresses_are_judged(address: str) -> None:
     with pytest.raises(InvalidArgument, match="--prefill"):
         Server.parse(address, "--prefill")
+
+
+@pytest.mark.parametrize("head_first", [False, True])
+async def test_a_decode_engine_that_has_said_nothing_yet_is_asked_anew(head_first: bool) -> None:
+    waits = asyncio.Event()
+
+    async def prefills(_: Head, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(p.asked) > 1:
+            await waits.wait()
+        good = len(p.asked) == 1
+        await says({"kv_transfer_params": HANDED} if good else {}, 200 if good else 500)(_, asked, writer)
+
+    async def decodes(_: Head, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(d.asked) != 2:
+            await says({"text": "yes"})(_, asked, writer)
+            return
+        if head_first:  # as an engine that streams says at once that all is well
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+            await writer.drain()
+        waits.set()
+        await asyncio.Event().wait()
+
+    async with standing(prefills, decodes) as (proxy, p, d):
+        await ask(proxy, prompt="a")
+        assert await ask(proxy, prompt="b", stream=True) == (200, {"text": "yes"})
+        assert d.asked[-1] == {"prompt": "b", "stream": True}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        http.answer(500, "Internal Server Error", {"error": {}}),
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n",
+        b"",
+    ],
+)
+async def test_where_the_transfer_fails_the_decode_engine_computes(failure: bytes) -> None:
+    async def decodes(_: Head, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(d.asked) != 2:
+            await says({"text": "yes"})(_, asked, writer)
+            return
+        writer.write(failure)
+        await writer.drain()
+
+    async with standing(says({"kv_transfer_params": HANDED}), decodes) as (proxy, _, d):
+        await ask(proxy, prompt="a")
+        assert await ask(proxy, prompt="b") == (200, {"text": "yes"})
+        assert d.asked[-1] == {"prompt": "b"}
+        await ask(proxy, prompt="c")  # in sequence: where the prefill engine is may have been wrong
+        assert d.asked[-1] == {"prompt": "c", "kv_transfer_params": HANDED}
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"a" * (128 << 10) + b"\r\n\r\n"]
+)
+async def test_an_answer_that_is_none_is_the_servers_fault(answer: bytes) -> None:
+    async def decodes(_: Head, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        with contextlib.suppress(OSError):
+            await writer.drain()
+
+    async with standing(says({}, 500), decodes) as (proxy, _, _d):
+        status, body = await ask(proxy, prompt="a")
+        assert (status, body["error"]["type"]) == (502, "peer-lost")
+
+
+async def test_a_body_that_no_reader_takes_goes_to_the_decode_engine_as_it_is() -> None:
+    deep = b'{"prompt": "a", "x": ' + b"[" * 200_000
+
+    async def decodes(head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.set_result((await http.read_body(reader, head)) == deep)
+        writer.write(http.answer(400, "Bad Request", {"error": {}}))
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await http.read_head(reader)
+        assert head is not None
+        await decodes(head, reader, writer)
+        writer.close()
+
+    seen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    here = Server("127.0.0.1", server.sockets[0].getsockname()[1])
+    proxy = Proxy([here], [here])
+    port = await proxy.start("127.0.0.1", 0)
+    async with asyncio.timeout(LIMIT):
+        sent = http.request("POST", "/v1/completions", "x", {}, deep)
+        async with http.asked(Server("127.0.0.1", port), sent) as (head, _):
+            assert head.status == 400
+        assert await seen
+    await proxy.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_client_that_waits_to_be_told_to_go_on_is_told() -> None:
+    async with standing(says({}, 500), says({"text": "yes"})) as (proxy, _, d):
+        async with asyncio.timeout(LIMIT):
+            reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 15\r\n\r\n"
+            )
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            writer.write(b'{"prompt": "a"}')
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+        assert d.asked == [{"prompt": "a"}]
