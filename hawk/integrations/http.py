@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ CONNECT = 5.0
 """Seconds for a connection to a server."""
 
 _PIECE = 64 << 10
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     headers = {}
     for text in lines:
         name, colon, value = text.partition(":")
-        if not colon or not name or name != name.strip():
+        if not colon or not name or name != name.strip() or _CONTROL.search(text):
             raise BadFrame("no header", field="http", got=text[:80])
         headers[name.lower()] = value.strip()
     if len(first) < 2:

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import BadFrame, HawkError, InternalError, PeerLost
+from hawk.errors import BadFrame, Busy, DeadlineExceeded, HawkError, InternalError, PeerLost
 from hawk.integrations import http
 from hawk.integrations.remote import new_transfer
 from hawk.observe.log import get as get_log
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from hawk.integrations.http import Head, Server
 
 log = get_log("hawk.integrations.proxy")
+
+READ = 60.0
+"""Seconds in which a client has to have said its request."""
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 """What is prefilled apart; all else goes to a decode engine as it is."""
@@ -51,9 +54,13 @@ class Proxy:
     """Serves clients until it is closed.
 
     early    whether both sides begin at once; otherwise nothing overlaps but the chunks of a transfer
+    most     clients at a time; more are told to come again
     """
 
-    def __init__(self, prefills: Sequence[Server], decodes: Sequence[Server], *, early: bool = True) -> None:
+    def __init__(
+        self, prefills: Sequence[Server], decodes: Sequence[Server], *, early: bool = True, most: int = 4096
+    ) -> None:
+        self._most = most
         self._prefills = itertools.cycle([Prefill(server) for server in prefills])
         self._decodes = itertools.cycle(decodes)
         self._early = early
@@ -83,13 +90,26 @@ class Proxy:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await http.read_head(reader)
+            if len(self._clients) > self._most:
+                raise Busy("too many clients", retry_after=1.0)
+            async with asyncio.timeout(READ):
+                head, body = await http.read_head(reader), b""
+                if head is not None:
+                    writer.write(http.go_on(head))
+                    body = await http.read_body(reader, head)
             if head is not None:
-                writer.write(http.go_on(head))
-                body = await http.read_body(reader, head)
                 await _unless_gone(reader, self._serve(head, body, writer))
         except BadFrame as fault:
             _say(writer, 400, "Bad Request", fault)
+        except Busy as fault:
+            _say(writer, 503, "Service Unavailable", fault)
+        except TimeoutError:
+            _say(
+                writer,
+                408,
+                "Request Timeout",
+                DeadlineExceeded("the request did not come in time", seconds=READ),
+            )
         except HawkError as fault:
             log.warning("request failed", reason=str(fault))
             _say(writer, 502, "Bad Gateway", fault)
@@ -108,8 +128,12 @@ class Proxy:
     async def _serve(self, head: Head, body: bytes, writer: asyncio.StreamWriter) -> None:
         decode = next(self._decodes)
         asked = _parsed(body) if head.first[0] == "POST" and head.first[1] in PATHS else None
-        if asked is None or not _single(asked) or "kv_transfer_params" in asked:
-            await _pass(decode, head, body, writer)  # several would fetch one prefill
+        if asked is None:
+            await _pass(decode, head, body, writer)
+            return
+        asked.pop("kv_transfer_params", None)  # they say where an engine connects to: no client's word
+        if not _single(asked):
+            await _decode(decode, head, asked, None, writer)  # several would fetch one prefill
             return
         prefill = next(self._prefills)
         if self._early and prefill.place:
@@ -175,13 +199,21 @@ class Proxy:
                     prefill.place = {}  # which may be wrong by now: the next request goes in sequence, and learns
                 await _decode(decode, head, asked, None, writer)
         finally:
-            await _ended(first)
-            await _ended(second)
+            await _ended(first, second)
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels the tasks and returns when they are over, also where the caller is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    for task in tasks:
+        task.cancel()
+    while pending := {task for task in tasks if not task.done()}:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _unless_gone(reader: asyncio.StreamReader, work: Coroutine[Any, Any, None]) -> None:
@@ -192,14 +224,12 @@ async def _unless_gone(reader: asyncio.StreamReader, work: Coroutine[Any, Any, N
             await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done() and not doing.done():
                 if gone.exception() is None and gone.result():
-                    gone = asyncio.ensure_future(reader.read(1))  # said too much; it is there
+                    gone = asyncio.ensure_future(reader.read(1 << 16))  # said too much; it is there
                     continue
                 return
         doing.result()
     finally:
-        for task in (gone, doing):
-            task.cancel()
-        await asyncio.wait({gone, doing})
+        await _ended(gone, doing)
 
 
 async def _decode(

@@ -135,7 +135,7 @@ def write(
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        "remote_engine_id": engine,
+        "remote_engine_id": workers[0].name if len(workers) == 1 else engine,  # an agent beside has its own
         "remote_request_id": transfer,
         "remote_host": host,
         "remote_port": port,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.harness import Site
 from tests.vllm.conftest import EngineProcess, Fleet, transfer
 from tests.vllm.model import prompts
 
@@ -133,8 +134,8 @@ def test_an_early_fetch_and_a_client_that_leaves(fleet: Fleet) -> None:
 
 def test_prefix_hits_on_both_sides(fleet: Fleet) -> None:
     p, d = fleet.engines(
-        p=spec("kv_producer", "p-prefix", "float32", 32, prefix=True),
-        d=spec("kv_consumer", "d-prefix", "float32", 64, prefix=True),
+        p_prefix=spec("kv_producer", "p-prefix", "float32", 32, prefix=True),
+        d_prefix=spec("kv_consumer", "d-prefix", "float32", 64, prefix=True),
     )
     first, other = prompt(300), prompt(128)
     asked = [first[:200] + other]  # 192 tokens of it are whole blocks on either side
@@ -153,10 +154,33 @@ def test_prefix_hits_on_both_sides(fleet: Fleet) -> None:
     assert p("idle")["usage"] == d("idle")["usage"] == 0
 
 
+def test_agents_beside_the_engines(fleet: Fleet) -> None:
+    site = Site()
+    try:
+        big = {"jobs": {"chunk": "1MiB"}}
+        beside = {
+            name: site.start(name, big, role=role).local
+            for name, role in (("p0", "prefill"), ("d0", "decode"))
+        }
+        p, d = fleet.engines(
+            p_beside=spec("kv_producer", "p-beside", "float32", 64, agent=beside["p0"], layerwise=True),
+            d_beside=spec("kv_consumer", "d-beside", "float32", 32, agent=beside["d0"]),
+        )
+        asked = [prompt(129), prompt(300)]
+        found = decoded(d, asked, prefilled(p, asked))
+        assert [one["tokens"] for one in found] == alone(d, asked), d.log.read_text()[-2000:]
+        assert [one["cached"] for one in found] == [129, 300]
+        assert p("idle")["usage"] == d("idle")["usage"] == 0
+        fleet.forget("p_beside")
+        fleet.forget("d_beside")
+    finally:
+        site.close()
+
+
 def test_a_prefill_engine_that_dies_in_the_middle(fleet: Fleet) -> None:
-    small = {"jobs": {"chunk": "64KiB"}}
+    small = {"jobs": {"chunk": "512KiB"}}
     p, fails, computes = fleet.engines(
-        p=spec("kv_producer", "p-dies", "float32", 32, layerwise=True, hawk=small),
+        dies=spec("kv_producer", "p-dies", "float32", 32, layerwise=True, hawk=small),
         fails=spec("kv_consumer", "d-fails", "float32", 128, policy="fail", hawk=small),
         computes=spec("kv_consumer", "d-computes", "float32", 128, policy="recompute", hawk=small),
     )
@@ -179,4 +203,4 @@ def test_a_prefill_engine_that_dies_in_the_middle(fleet: Fleet) -> None:
     found = computes("run", keys=["b"])["b"]
     assert found["tokens"] == expected
     assert fails("idle")["usage"] == computes("idle")["usage"] == 0
-    fleet.forget("p")
+    fleet.forget("dies")

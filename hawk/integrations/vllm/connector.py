@@ -142,8 +142,13 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
     @hook()
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], HawkHandshake]) -> None:
         """Where all workers' agents are, in the order of the grid."""
-        if self._books is not None:
-            self._books.workers = [metadata[place].worker for place in sorted(metadata)]
+        if self._books is None:
+            return
+        told = [metadata[place] for place in sorted(metadata)]
+        if all(isinstance(one, HawkHandshake) for one in told):
+            self._books.workers = [one.worker for one in told]
+        else:  # a MultiConnector passes on what its first child says
+            log.error("nothing can be handed over: HawkConnector has to be MultiConnector's first child")
 
     @hook()
     def on_new_request(self, request: Any) -> None:

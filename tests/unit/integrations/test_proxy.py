@@ -27,34 +27,44 @@ class Fake:
         self.asked: list[dict[str, Any]] = []
         self.arrived: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.left = asyncio.Event()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Fake":
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
         self.address = Server("127.0.0.1", self.server.sockets[0].getsockname()[1])
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
         await self.server.wait_closed()
 
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.add(asyncio.get_running_loop().create_task(self._serve(reader, writer)))
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await http.read_head(reader)
-        assert head is not None
-        body = await http.read_body(reader, head)
-        asked = json.loads(body) if body else {}
-        self.asked.append(asked)
-        self.arrived.put_nowait(asked)
-        answering = asyncio.ensure_future(self.reply(head, asked, writer))
-        gone = asyncio.ensure_future(reader.read(1))
-        await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            self.left.set()
-        for task in (answering, gone):
-            task.cancel()
-        await asyncio.wait({answering, gone})
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        waiting: list[asyncio.Future[Any]] = []
+        try:
+            head = await http.read_head(reader)
+            assert head is not None
+            body = await http.read_body(reader, head)
+            asked = json.loads(body) if body else {}
+            self.asked.append(asked)
+            self.arrived.put_nowait(asked)
+            answering = asyncio.ensure_future(self.reply(head, asked, writer))
+            waiting = [answering, asyncio.ensure_future(reader.read(1))]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self.left.set()
+        finally:
+            writer.close()  # first: the rest may be cut short
+            for task in waiting:
+                task.cancel()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 def says(body: dict[str, Any], status: int = 200) -> Reply:
@@ -205,13 +215,28 @@ async def test_a_prefill_engine_that_came_back_elsewhere_is_fetched_from_there()
         {"prompt": "a", "n": 2},
         {"prompt": ["a", "b"]},
         {"prompt": [[1], [2]]},
-        {"kv_transfer_params": {}, "prompt": "a"},
     ],
 )
 async def test_what_would_fetch_one_prefill_twice_is_not_parted(body: dict[str, Any]) -> None:
     async with standing(never, says({"text": "yes"})) as (proxy, p, d):
         assert await ask(proxy, **body) == (200, {"text": "yes"})
         assert (p.asked, d.asked) == ([], [body])
+
+
+async def test_a_client_cannot_say_where_engines_connect_to() -> None:
+    async with standing(says({"kv_transfer_params": HANDED}), says({}), early=False) as (proxy, p, d):
+        await ask(proxy, prompt="a", kv_transfer_params={"remote_host": "elsewhere"})
+        await ask(proxy, prompt="a", n=2, kv_transfer_params={"remote_host": "elsewhere"})
+        assert "elsewhere" not in str(p.asked + d.asked)
+
+
+async def test_more_clients_than_it_takes_are_told_so() -> None:
+    async with standing(never, never, most=1) as (proxy, p, _):
+        first = asyncio.ensure_future(ask(proxy, prompt="a"))
+        await p.arrived.get()
+        assert (await ask(proxy, prompt="b"))[0] == 503
+        first.cancel()
+        await asyncio.wait({first})
 
 
 async def test_other_paths_go_to_a_decode_engine() -> None:
@@ -237,6 +262,7 @@ async def test_no_decode_engine_is_a_bad_gateway() -> None:
     [
         b"nonsense\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nbad header\r\n\r\n",
+        b"POST / HTTP/1.1\r\nauthorization: x\nhost: y\r\n\r\n",
         b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n",
         b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
