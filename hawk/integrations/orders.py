@@ -93,13 +93,15 @@ async def offer(engine: Engine, entry: Offering) -> str:
     assert client is not None
     assert cache is not None
     changed = entry.changed()
+    settings, whole = engine.settings, cache.layout.shape.layers
     told, after = engine.taken(entry)
     handle = await client.offer(
         order.transfer,
         cache,
         engine.table(order.blocks),
         tokens=order.tokens,
-        ttl=engine.settings.ttl,
+        # What is still being computed is as good as not offered: its time is to begin when it is there.
+        ttl=settings.ttl if told == whole else settings.ttl + settings.timeout,
         note=bytes.fromhex(order.digest),
         layers_ready=0
         if entry.leaving

@@ -158,17 +158,19 @@ def test_agents_beside_the_engines(fleet: Fleet) -> None:
     site = Site()
     try:
         big = {"jobs": {"chunk": "1MiB"}}
-        beside = {
-            name: site.start(name, big, role=role).local
-            for name, role in (("p0", "prefill"), ("d0", "decode"))
+        agents = {
+            name: site.start(name, big, role=role) for name, role in (("p0", "prefill"), ("d0", "decode"))
         }
+        beside = {name: agent.local for name, agent in agents.items()}
         p, d = fleet.engines(
             p_beside=spec("kv_producer", "p-beside", "float32", 64, agent=beside["p0"], layerwise=True),
             d_beside=spec("kv_consumer", "d-beside", "float32", 32, agent=beside["d0"]),
         )
         asked = [prompt(129), prompt(300)]
+        expected = alone(d, asked)
         found = decoded(d, asked, prefilled(p, asked))
-        assert [one["tokens"] for one in found] == alone(d, asked), d.log.read_text()[-2000:]
+        told = "\n".join(agent.log()[-3000:] for agent in agents.values())
+        assert [one["tokens"] for one in found] == expected, told
         assert [one["cached"] for one in found] == [129, 300]
         assert p("idle")["usage"] == d("idle")["usage"] == 0
         fleet.forget("p_beside")
