@@ -2,17 +2,18 @@
 
     GG-Host     GPU to GPU by way of the host: pinned, overlapped buffers on both sides, over a socket
     GN-Host     GPU to channels by way of the host: ordinary memory, the whole tensor sent, tiled when it has come
-    GG-Direct   GPU to GPU over the cuda transport, pages as the source has them
+    GG-Direct   GPU to GPU over the cuda transport, pages as the source has them, gathered in the sender's arena first
     GN-HAWK     GPU to channels over the cuda transport, retiled on the sender's GPU
 
 and `GN-Host, overlapped`: GN-HAWK's request over GG-Host's way.  Channels are regions in GPU memory: no BAR, no NPU.
 Agents are two processes; a time runs from when the decode side's client asks until the request is in its pool, the
 offer being there already.  Direct ways are measured at the rate that the GPUs have between them and at a *pace*: bytes
 are held back as a link of so many bytes a second would (`transport.cuda.pace`).  Runs of ways that are compared go by
-turns.  Every byte of every pool is compared after its last run.
+turns.  A pool is marked before every run, and every byte of it compared after its last one.
 
 Beside them, in the same run: a plain copy between the GPUs of as many bytes, copies from and to ordinary memory,
-a plain socket, and tiling alone, which show that the naive way is no straw man.
+plain sockets (one, two or four, whichever were the fastest), and tiling alone, which show that the naive way is no
+straw man.
 
 JSON, seconds and bytes throughout:
 
@@ -42,8 +43,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from hawk.agent import Agent
-from hawk.bench import bytes_alone
 from hawk.bench.between_far import CHANNELS, NAIVE, PAGES
+from hawk.bench.between_naive import sockets
 from hawk.bench.between_process import Decode, Process
 from hawk.bench.between_result import Result, SizeResult, Way
 from hawk.bench.between_result import render as render
@@ -166,8 +167,7 @@ async def _all(
                         raw = await pair.far.ask("raw", source, size.nbytes, result.runs)
                         size.baselines["raw"] = Samples(size.nbytes, raw)
     for size in result.sizes:
-        alone = await bytes_alone.measure(size.nbytes, (), result.runs)
-        size.baselines["sockets"] = alone.baselines[bytes_alone.SOCKETS]
+        size.baselines["sockets"] = Samples(size.nbytes, await sockets(size.nbytes, result.runs))
     return result
 
 
@@ -320,6 +320,7 @@ pipeline = {1 if naive else 4}
         answers: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         for number in range(runs + 1):
             for way, kind in ways.items():
+                await self.far.ask("mark", kind)
                 offer = await self.client.offer(
                     f"{way}-{size.nbytes}-{number}",
                     registered,

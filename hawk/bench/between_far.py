@@ -79,7 +79,7 @@ class Far:
         await self._stack.aclose()
 
     async def prepare(self, tokens: int, kinds: Sequence[str]) -> None:
-        """Pools for one request of that many tokens, all of whose bytes are marked."""
+        """Pools for one request of that many tokens."""
         await self.drop()
         scene = self._scene = scenario.load(tokens)
         # The memory's alignment is that of the scenario's device.
@@ -91,8 +91,6 @@ class Far:
         if CHANNELS in kinds or NAIVE in kinds:
             made = await self._client.allocate(scene.target, memory="npu")
             self._pools[CHANNELS] = self._pools[NAIVE] = _Pool(made, self._regions("npu"))
-        for pool in self._pools.values():
-            await asyncio.to_thread(pool.mark)
         if NAIVE in kinds:
             whole = KVCache.alloc(scene.source.replace(blocks=-(-tokens // scene.source.block_size)))
             self._landing = await self._client.register(whole)
@@ -100,6 +98,10 @@ class Far:
             self._naive = await asyncio.to_thread(
                 Naive, scene, whole, pool.cache, pool.regions, device(self._number)
             )
+
+    async def mark(self, kind: str) -> None:
+        """Marks every byte of a pool, so that what an earlier run has brought is not there any more."""
+        await asyncio.to_thread(self._pools[kind].mark)
 
     async def drop(self) -> None:
         """Gives the pools back."""

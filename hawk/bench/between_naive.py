@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import statistics
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import HawkError
+from hawk.bench.bytes_alone import scramble
+from hawk.bench.serving import Served
+from hawk.errors import HawkError, InternalError
+from hawk.memory import shared
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_wait import outwait
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from hawk.handles import DeviceCache
     from hawk.memory.cuda import CudaDevice
     from hawk.memory.region import Region
+
+SOCKETS = (1, 2, 4)
+"""Plain sockets side by side that are tried."""
 
 
 class Naive:
@@ -105,6 +112,32 @@ class Naive:
             driver.free(self._room)
         self._retiler.close()
         self._whole.close()
+
+
+async def sockets(nbytes: int, runs: int) -> list[float]:
+    """Seconds that so many bytes take over plain sockets from other processes, by the best number of them.
+
+    Raises `InternalError` where a byte is wrong.
+    """
+    tries = []
+    for count in SOCKETS:
+        each = -(-nbytes // count)
+        async with contextlib.AsyncExitStack() as stack:
+            source = stack.enter_context(shared.alloc(each, name="bench-source"))
+            scramble(source.array)
+            served = [await stack.enter_async_context(Served(source, ())) for _ in range(count)]
+            target = np.zeros((count, each), np.uint8)
+            took = []
+            for _ in range(runs + 1):
+                began = time.perf_counter()
+                await asyncio.gather(
+                    *(asyncio.to_thread(s.receive, t) for s, t in zip(served, target, strict=True))
+                )
+                took.append(time.perf_counter() - began)
+            if not all(np.array_equal(part, source.array) for part in target):
+                raise InternalError("the bytes that arrived are not those that were sent", way="sockets")
+            tries.append(took[1:])
+    return min(tries, key=statistics.median)
 
 
 def ordinary(number: int, nbytes: int, runs: int) -> tuple[list[float], list[float]]:

@@ -13,7 +13,7 @@ pause before each, for a GPU that has just worked is slower than one that has no
 The agent is embedded in this process, or in one of its own that maps the cache (`hawk.bench.apart`).  Requests go into
 the emulated device over `shm`; or, `into` a GPU, into channels in its memory over `cuda`, as fast as a link of 25 GB/s
 (regions in GPU memory: no BAR, no NPU).  What the prefill takes longer is told to the one alone of the same round.
-Every byte that a job moved is compared at the end.
+The target is marked before one more job at the end, of which every byte is compared.
 """
 
 from __future__ import annotations
@@ -124,8 +124,12 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Side:
-    """What measuring asks of agents: to fetch an offer, to make it, to tell it of layers, to await or make its end."""
+    """What measuring asks of agents: to fetch an offer, to make it, to tell it of layers, to await or make its end.
 
+    `marked` overwrites what was fetched.
+    """
+
+    marked: Callable[[], Any]
     fetched: Callable[[Any], Any]
     offered: Callable[[str], Any]
     teller: Callable[[Any], Callable[[int], None]]
@@ -187,6 +191,7 @@ class _Size:
                     await offer.ended()
 
             side = _Side(
+                partial(pair.far.ask, "mark", CHANNELS),
                 fetched,
                 partial(self._offered, pair.client, source),
                 self._teller(),
@@ -291,10 +296,10 @@ class _Size:
         return teller
 
     async def _embedded(self, there: KVCache, result: Size) -> None:
-        async with agents.Pair(self._settings(embedded=True)) as pair, self._target(pair) as fetched:
+        async with agents.Pair(self._settings(embedded=True)) as pair, self._target(pair) as target:
             source = await pair.prefill.register(there)
             side = _Side(
-                fetched,
+                *target,
                 partial(self._offered, pair.prefill, source),
                 self._teller(),
                 lambda o: o.ended(),
@@ -304,29 +309,33 @@ class _Size:
             await source.release()
 
     async def _apart(self, memory: Any, result: Size) -> None:
-        async with agents.Pair(self._settings(embedded=False)) as pair, self._target(pair) as fetched:
+        async with agents.Pair(self._settings(embedded=False)) as pair, self._target(pair) as target:
             apart = Apart(pair.config, self._gpu, self._scene, memory, self._prefill.events)
             try:
                 await apart.ready()
                 side = _Side(
-                    fetched, apart.offer, lambda _: apart.layers_ready, lambda _: apart.ended(), None
+                    *target, apart.offer, lambda _: apart.layers_ready, lambda _: apart.ended(), None
                 )
                 await self._with_agent("apart", result, side)
             finally:
                 apart.close()
 
     @contextlib.asynccontextmanager
-    async def _target(self, pair: agents.Pair) -> AsyncIterator[Callable[[Any], Any]]:
-        """Fetches an offer into the emulated device, all of whose bytes are compared in the end."""
+    async def _target(
+        self, pair: agents.Pair
+    ) -> AsyncIterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+        """Marks the emulated device, and fetches an offer into it; all its bytes are compared in the end."""
         scene, blocks = self._scene, self._scene.target_blocks()
         target = await pair.decode.allocate(scene.target, memory=agents.MEMORY)
-        engine.mark(target)
+
+        async def marked() -> None:
+            await asyncio.to_thread(engine.mark, target)
 
         async def fetched(offer: Any) -> None:
             async with pair.decode.fetch(offer, into=target, blocks=blocks, timeout=_TIMEOUT) as fetch:
                 await fetch
 
-        yield fetched
+        yield marked, fetched
         verdict = await engine.verify(engine.job(target, scene))
         if verdict.mismatch:
             raise InternalError("a byte is wrong after the jobs", got=verdict.mismatch)
@@ -371,6 +380,8 @@ class _Size:
                 ways[launch, "told"] = partial(told, graph)
             ways[launch, "job"] = partial(job, graph)
         self._rows(agent, await self._rounds(ways), result)
+        await side.marked()  # what a job has brought is no proof of the next one's bytes
+        await job(True)
 
 
 __all__ = ["render", "run"]

@@ -49,7 +49,7 @@ class Size:
 
 @dataclass
 class Result:
-    """Outcome of `run`; every byte that a job moved was compared."""
+    """Outcome of `run`; every byte of the last job was compared."""
 
     device: str
     runs: int
@@ -67,7 +67,7 @@ def render(result: Result, console: Console) -> None:
     mps = ", under MPS" if result.mps else ""
     console.print(
         f"Beside a prefill on {result.device}{mps}, {result.runs} rounds, chunks of at most {result.chunk >> 20} MiB; "
-        "every byte compared"
+        "every byte of the last job compared"
     )
     for size in result.sizes:
         told = ", ".join(f"{agent} {seconds * 1e3:.1f} ms" for agent, seconds in size.alone.items())

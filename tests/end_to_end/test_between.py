@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hawk.bench import between
+from hawk.bench import between, between_naive
 from hawk.bench.between_far import Far, _Pool
 from hawk.demo import scenario
 from hawk.errors import InternalError, InvalidArgument
 from hawk.jobs.gpus import Gpus
 from hawk.memory import cuda_driver, cuda_rows
 from hawk.retile.cpu import run_step
+from hawk.transports.cuda._client import CudaLane
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_parts import FakeRows
 
@@ -65,6 +66,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(cuda_rows, "_kernels", {})
     monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Retiler(fake)))
     monkeypatch.setattr(between, "_CHUNK", 256 << 10)
+    monkeypatch.setattr(between_naive, "SOCKETS", (1, 2))
     load = scenario.load
 
     def fewer_layers(tokens: int) -> scenario.Scenario:
@@ -119,3 +121,26 @@ def test_a_wrong_byte_is_an_error(driver: FakeCuda, kind: str, monkeypatch: pyte
 def test_what_is_not_two_gpus(devices: str) -> None:
     with pytest.raises(InvalidArgument, match="devices: not two GPUs"):
         between.run(devices)
+
+
+def test_bytes_of_the_run_before_are_not_taken_for_those_of_the_last(
+    driver: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = 0
+
+    class Counting(Here):
+        async def ask(self, name: str, *arguments: object) -> Any:
+            nonlocal fetched
+            fetched += name == "fetch"
+            return await super().ask(name, *arguments)
+
+    copy = CudaLane._copy
+
+    def lazy(self: CudaLane, *arguments: Any) -> None:
+        if fetched <= 2:  # each way's first run
+            copy(self, *arguments)
+
+    monkeypatch.setattr(CudaLane, "_copy", lazy)
+    monkeypatch.setattr(between, "GROUPS", between.GROUPS[:1])
+    with pytest.raises(InternalError, match="a byte is wrong after the job"):
+        between.run(sizes=(1_000_000,), runs=1, start=Counting)
