@@ -90,7 +90,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
         if not colon or not name or name != name.strip() or _CONTROL.search(text):
             raise BadFrame("no header", field="http", got=text[:80])
         headers[name.lower()] = value.strip()
-    if len(first) < 2:
+    if len(first) < 2 or _CONTROL.search(line) or "\t" in line:
         raise BadFrame("no first line", field="http", got=line[:80])
     return Head((first[0], first[1], first[2] if len(first) > 2 else ""), headers, raw)
 

@@ -127,13 +127,11 @@ class Proxy:
 
     async def _serve(self, head: Head, body: bytes, writer: asyncio.StreamWriter) -> None:
         decode = next(self._decodes)
-        asked = _parsed(body) if head.first[0] == "POST" and head.first[1] in PATHS else None
-        if asked is None:
-            await _pass(decode, head, body, writer)
-            return
-        asked.pop("kv_transfer_params", None)  # they say where an engine connects to: no client's word
-        if not _single(asked):
-            await _decode(decode, head, asked, None, writer)  # several would fetch one prefill
+        asked = _parsed(body) if head.first[0] == "POST" else None
+        if asked is not None and asked.pop("kv_transfer_params", None) is not None:
+            body = json.dumps(asked).encode()  # they say where an engine connects to: no client's word
+        if asked is None or head.first[1].partition("?")[0] not in PATHS or not _single(asked):
+            await _pass(decode, head, body, writer)  # several would fetch one prefill
             return
         prefill = next(self._prefills)
         if self._early and prefill.place:
@@ -284,8 +282,12 @@ def _passed(head: Head) -> dict[str, str]:
 def _parsed(body: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(body)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    except (
+        RecursionError
+    ) as fault:  # an engine may read a little deeper, and what it reads is to be known here
+        raise BadFrame("the body is nested too deeply", field="http") from fault
     return found if isinstance(found, dict) else None
 
 

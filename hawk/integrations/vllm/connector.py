@@ -254,8 +254,10 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
     def _digest(self, request: Any) -> str:
         found = self._digests.get(request.request_id)
         if found is None:
-            media = [str(feature.identifier) for feature in getattr(request, "mm_features", None) or ()]
-            found = self._digests[request.request_id] = remote.digest(request.prompt_token_ids, media)
+            beside = [str(feature.identifier) for feature in getattr(request, "mm_features", None) or ()]
+            if adapter := getattr(request, "lora_request", None):
+                beside.append(f"adapter {adapter.lora_name}")
+            found = self._digests[request.request_id] = remote.digest(request.prompt_token_ids, beside)
         return found
 
     # -- the workers' side ---------------------------------------------------------------------------------

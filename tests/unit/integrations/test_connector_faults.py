@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import fake_vllm
-from tests.unit.integrations.test_connector import PROMPT, pair, rows, steps, vllm
+from tests.unit.integrations.test_connector import PROMPT, pair, prefill, rows, steps, vllm
 
 __all__ = ["vllm"]
 
@@ -86,3 +86,12 @@ def test_an_order_that_goes_wrong_ends_and_costs_the_others_nothing(
         assert np.array_equal(rows(d, [4, 5, 6])[:, :40], rows(p, tables["b"])[:, :40])
         assert p.worker.get_kv_connector_stats().data["faults"] == 1
         assert d.worker.get_kv_connector_stats().data["faults"] == 1
+
+
+def test_a_prefill_with_another_adapter_is_another_prompts(vllm: None, short_path: Path) -> None:
+    with pair(short_path) as (p, d):
+        answer = prefill(p, "p", list(range(10)))
+        request = d.request("d", list(PROMPT), answer)
+        request.lora_request = SimpleNamespace(lora_name="poems")
+        assert d.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        assert d.scheduler.get_kv_connector_stats().data["other_prompt"] == 1
