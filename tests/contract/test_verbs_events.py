@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import os
 import threading
+from collections import deque
 from typing import Any
 
 import pytest
@@ -19,6 +20,13 @@ TWO: dict[str, Any] = {"devices": ("a", "b"), "queue_pairs": 4}
 def two() -> FakeDriver:
     ports = {name: [dataclasses.replace(PORT, numa=node)] for node, name in enumerate("ab")}
     return FakeDriver(["a", "b"], ports=ports)
+
+
+class Unheard(deque[Any]):
+    """The work of a queue pair that is told of nothing: what is posted is never done."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 async def becomes(transport: VerbsTransport, trouble: str | None) -> None:
@@ -51,6 +59,31 @@ async def test_one_port_of_two_is_enough() -> None:
         assert it.serving.trouble() is None
         a.say(_device.DEVICE_FATAL)
         await becomes(it.serving, "the RDMA device failed, and only a restart opens it again: a:1, b:1")
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_queue_pairs_of_a_serving_device_that_failed_are_left_at_once(direction: str) -> None:
+    """It may not say so of any of them: what was posted there would be waited for until the reader gives up."""
+    async with pair(two(), two(), direction=direction, handshake_timeout=0.5, **TWO) as it:
+        (device,) = [d for d in it.driver(it.serving).opened if d.name == "b"]
+        await it.read(it.serving.grant(0, ARENA).key)
+        # A reader that is written to has no use for those that it would read by, and does not learn of their end.
+        used = [
+            q
+            for q in device.queues.values()
+            if q.path is not None and (q.path.access == 0) == (direction == "push")
+        ]
+        before = {each.number for each in used}
+        for each in used:
+            each._work = Unheard(each._work)
+        it.driver(it.serving).faults.dead.add("b")
+        reading = asyncio.create_task(it.read(it.serving.grant(0, ARENA).key))
+        device.say(_device.DEVICE_FATAL)
+        await reading
+        async with asyncio.timeout(LIMIT):
+            while before & set(device.queues):
+                await it.read(it.serving.grant(0, ARENA).key)
+        assert it.serving.counts()["device-failed"] == 1
 
 
 @pytest.mark.parametrize("direction", ["pull", "push"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from hawk.memory.region import Segments
 from hawk.transports.testing import LIMIT
-from hawk.transports.verbs import VerbsTransport
+from hawk.transports.verbs import VerbsTransport, _mend
 from hawk.transports.verbs.testing import PORT, FakeDriver
 from hawk.transports.verbs.testing._queue import FakeQueue
 from tests.contract.test_verbs_breaking import ARENA, Pair, pair
@@ -114,3 +115,25 @@ async def test_what_a_device_that_dies_had_under_way_goes_by_the_other(direction
             while any(s.end is None for s in it.link._stripes):
                 await asyncio.sleep(0.01)
         await it.read(it.serving.grant(0, ARENA).key)
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_a_device_that_has_been_dead_for_long_does_not_hurry_the_other(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is waited for is an end of the time without any queue pair, and not of that without this one."""
+    monkeypatch.setattr(_mend, "pause", lambda failures: 0.0)
+    async with pair(two(), two(), handshake_timeout=0.5, direction=direction, devices=("a", "b")) as it:
+        it.faults.dead.add("b")
+        alive, dying = it.driver(it.reading).opened
+        for queue in list(dying.queues.values()):
+            queue.fail()
+        await it.read(it.serving.grant(0, ARENA).key)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            await it.read(it.serving.grant(0, ARENA).key, FEW)
+        for _ in range(5):
+            for queue in list(alive.queues.values()):
+                queue.fail()
+            await it.read(it.serving.grant(0, ARENA).key)
+            assert not it.link.broken

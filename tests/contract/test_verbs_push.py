@@ -312,6 +312,7 @@ def rows(*of: tuple[int, int, int]) -> bytes:
         {"keys": [[1], [1]]},
         {"queues": []},
         {"mark": 1 << 32},
+        {"bases": [-5]},
     ],
 )
 async def test_a_push_that_nobody_could_do_ends_its_connection(changes: dict[str, Any]) -> None:
@@ -335,17 +336,6 @@ async def test_what_is_asked_of_who_does_not_push_ends_the_connection() -> None:
         said = msgspec.msgpack.decode((await cut_off(reader))[4:])
         assert (said["type"], said["outlets"]) == ("welcome", [])
         writer.close()
-
-
-async def test_rows_that_say_a_byte_twice_are_refused() -> None:
-    """Else a few of them would make the writer's requests fill its memory."""
-    async with pair(**PUSH) as it:
-        grant, outlet = it.serving.grant(0, 4096), outlet_of(it.serving)
-        numbers = [s.peer for s in outlet._stripes]
-        twice = push(grant.key, rows=rows((0, 10, 3000), (0, 3010, 3000)), keys=[[5], [5]], queues=numbers)
-        said = await outlet.push(twice)
-        assert isinstance(said, _wire.Refused)
-        assert said.why == _wire.DENIED
 
 
 async def test_more_pushes_than_there_are_credits_for_end_the_connection() -> None:

@@ -209,6 +209,9 @@ class VerbsTransport(Transport):
     def _device_failed(self, device: Device) -> None:
         for link in list(self._links):
             link.device_failed(device)
+        if self._server is not None:
+            for session in self._server.sessions:
+                session.device_failed(device)
 
     def counts(self) -> Mapping[str, int]:
         """See `Transport.counts`."""

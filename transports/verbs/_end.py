@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from typing import TYPE_CHECKING
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
 log = get_log("hawk.transports.verbs")
 
 _POLL = 64
+
+_AT_ONCE = 16
+"""Polls in one turn of the loop: a peer that never stops sending must not keep it."""
 
 
 class End:
@@ -195,9 +197,11 @@ class End:
         self._take()
 
     def _take(self) -> bool:
-        """Takes all completions that are there; whether there were any."""
+        """Takes the completions that are there, where they are many over several turns; whether there were any."""
         came = False
-        while not self.closed and self._completions is not None:
+        for _ in range(_AT_ONCE):
+            if self.closed or self._completions is None:
+                return came
             try:
                 done = self._completions.poll(_POLL)
             except VerbsError as error:
@@ -207,6 +211,7 @@ class End:
                 return came
             came = True
             self.on_done(done)
+        self.posted()  # for the rest
         return came
 
     def _lost(self, error: VerbsError) -> None:
@@ -219,8 +224,10 @@ class End:
     async def fail(self) -> None:
         """Breaks the queue pair: what was posted completes as flushed."""
         if self._queue is not None and not self.closed:
-            with contextlib.suppress(VerbsError):
+            try:
                 await self._worker.call(self._queue.fail)
+            except VerbsError:
+                self._unwatch()  # of a device that is gone the descriptor is readable from now on
 
     async def close(self) -> None:
         """Destroys the queue pair: when this returns it neither reads nor writes any memory.  Safe to call twice.
@@ -228,12 +235,15 @@ class End:
         Raises `VerbsError` where the device would not: it may still move bytes then, and this may be asked again.
         """
         self.closed = True
-        if self._watched >= 0:
-            asyncio.get_running_loop().remove_reader(self._watched)
-            self._watched = -1
+        self._unwatch()
         if self._closing is None or (self._closing.done() and self._closing.exception() is not None):
             self._closing = asyncio.get_running_loop().create_task(self._worker.call(self._close))
         await asyncio.shield(self._closing)
+
+    def _unwatch(self) -> None:
+        if self._watched >= 0:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            self._watched = -1
 
     def _close(self) -> None:
         if self._queue is not None:

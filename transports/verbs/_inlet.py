@@ -124,12 +124,18 @@ class Inlet:
             )
             for at in range(0, len(rows), _wire.PUSH_ROWS)
         ]
+        error: BaseException | None = None
         try:
-            done, _ = await asyncio.wait(portions, return_when=asyncio.FIRST_EXCEPTION)
-            for portion in done:
-                portion.result()
+            await asyncio.wait(portions, return_when=asyncio.FIRST_EXCEPTION)
+            error = next(filter(None, (each.exception() for each in portions if each.done())), None)
         finally:
             await outlast(asyncio.get_running_loop().create_task(self._end(visit, portions)))
+            portions.clear()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # it has frames in its traceback that refer to the plan, and so to the regions
 
     async def _end(self, visit: Visit, portions: list[asyncio.Task[None]]) -> None:
         """Ends all portions, and takes the peer's keys away."""

@@ -73,6 +73,8 @@ class VerbsLink(Link):
         self._works: deque[Reading] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inlet = Inlet(shared, peer_ports) if pushes else None
+        if self._inlet is not None:
+            self._inlet.ways.on_alone = self._lost
         self._access = LOCAL_WRITE | (BIND if pushes and shared.pools else 0)
         self._opening: asyncio.Task[None] | None = None
         self._dialogue: Dialogue | None = None
@@ -316,7 +318,7 @@ class VerbsLink(Link):
         for work in self._works:
             work.keys[stripe.index] = None
         self._pump()
-        since = time.monotonic()
+        stripe.since = time.monotonic()
         while self._over is None:
             if delay := _mend.pause(stripe.failures):
                 await _mend.rest(delay, self._ending)
@@ -326,7 +328,7 @@ class VerbsLink(Link):
             except (HawkError, VerbsError, TimeoutError) as error:
                 stripe.failures += 1
                 log.warning("a queue pair could not be made anew", peer=self._peer, reason=str(error))
-                alone = all(s.end is None for s in self._stripes)
+                alone, since = all(s.end is None for s in self._stripes), max(s.since for s in self._stripes)
                 if alone and time.monotonic() - since > self._config.handshake_timeout:
                     self._lost(TransferFailed("no queue pair can be made anew", got=error, peer=self._peer))
         self._pump()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hawk.memory.region import I64
     from hawk.transports._grants import Held
+    from hawk.transports.verbs._device import Device
     from hawk.transports.verbs._register import Registered
     from hawk.transports.verbs._server import Server
 
@@ -147,8 +148,7 @@ class Outlet:
         self, push: _wire.Push, rows: I64, held: Held, registered: Registered
     ) -> _wire.Pushed | _wire.Refused:
         low, high = held.grant.offset, held.grant.offset + held.grant.nbytes
-        outside = int(rows[:, 0].min()) < low or int((rows[:, 0] + rows[:, 2]).max()) > high
-        if outside or int(rows[:, 2].sum()) > held.grant.nbytes:
+        if int(rows[:, 0].min()) < low or int((rows[:, 0] + rows[:, 2]).max()) > high:
             return _wire.Refused(push.seq, _wire.DENIED, "the key does not cover the range")
         if broken := self._down(push):
             return _wire.Refused(push.seq, _wire.BROKEN, "a queue pair is broken", broken)
@@ -233,6 +233,12 @@ class Outlet:
                 self._stripes[index].post(work.mark(index), work)
                 return True
         return False
+
+    def device_failed(self, device: Device) -> None:
+        """Its queue pairs are of no more use, whether they have said so or not."""
+        for stripe in self._stripes:
+            if stripe.end is not None and stripe.end.chosen.device is device:
+                stripe.break_()
 
     async def close(self) -> None:
         """Destroys the queue pairs; nothing is written afterwards."""

@@ -51,8 +51,9 @@ def plan(
     """How to have a read pushed; None where it is to be pulled.
 
     That is where its targets lie in more stretches than may be opened (each is opened by itself, so that nothing else
-    can be written), and with `direction = "auto"` unless WRITEs take fewer requests: a READ takes neighbours in the
-    arena in one, a WRITE neighbours in the target, either with as many pieces on the other side as a request may have.
+    can be written) or than a Push can name, and with `direction = "auto"` unless WRITEs take fewer requests: a READ
+    takes neighbours in the arena in one, a WRITE neighbours in the target, either with as many pieces on the other side
+    as a request may have.
     """
     begin = _register.line(regions)
     found: list[I64] = []
@@ -69,7 +70,8 @@ def plan(
     stretches = _stretches(rows)
     line = _register.joined(registered, begin)
     opened = [part for low, high in stretches for part in parts(line, low, high - low)]
-    if len(stretches) > config.push_windows or len(opened) > _wire.MOST_WINDOWS:
+    many = len(opened) > _wire.MOST_WINDOWS or not _wire.asks(len(opened), config.queue_pairs)
+    if len(stretches) > config.push_windows or many:
         return None
     rows = _joined(rows)
     if config.direction == "auto" and not _fewer(rows, len(stretches), config.max_sge):

@@ -19,6 +19,7 @@ from hawk.transports.verbs._windows import Broken, Visit, WindowEnd, WindowPool,
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from hawk.transports.verbs._device import Device
     from hawk.transports.verbs._server import Server
 
 log = get_log("hawk.transports.verbs")
@@ -138,6 +139,13 @@ class Session:
     async def _retire(self, end: WindowEnd) -> None:
         """Ends a queue pair and what is bound on it.  Raises `VerbsError`, and may be called again then."""
         await retire(end, list(self._visits.values()), self._pool(end) if self._server.pools else None)
+
+    def device_failed(self, device: Device) -> None:
+        """Its queue pairs are of no more use, whether they have said so or not; the reader is to make them anew."""
+        for end in self._ends:
+            if end is not None and end.end.chosen.device is device:
+                self._start(end.fail())
+        self._outlet.device_failed(device)
 
     async def _push(self, pushing: Coroutine[None, None, _wire.Pushed | _wire.Refused]) -> None:
         _wire.write(self._writer, await pushing)

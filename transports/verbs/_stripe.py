@@ -39,6 +39,7 @@ class Stripe:
     device     index of the device that it is on
     node       NUMA node of that device
     peer       number of the queue pair at the other end
+    since      when the last one was destroyed
     on_free    called when it can take more
     on_broken  called once for each queue pair that broke; what was under way stays so until `bury`
     """
@@ -51,6 +52,7 @@ class Stripe:
         self.end: End | None = None
         self.broken = False
         self.failures = 0
+        self.since = 0.0
         self.on_free: Callable[[], None] = lambda: None
         self.on_broken: Callable[[Stripe], None] = lambda stripe: None
         self._flights: deque[Flight] = deque()

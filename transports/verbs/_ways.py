@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from hawk.errors import HawkError, TransferFailed
@@ -30,13 +31,17 @@ RECEIVES = 2 * _wire.PUSHES
 
 
 class Way:
-    """One queue pair of a link that the peer writes by; `end` is the present one, None while there is none."""
+    """One queue pair of a link that the peer writes by; `end` is the present one, None while there is none.
+
+    since    when the last one was destroyed
+    """
 
     def __init__(self, index: int, device: int) -> None:
         self.index = index
         self.device = device
         self.end: WindowEnd | None = None
         self.failures = 0
+        self.since = 0.0
 
     @property
     def up(self) -> bool:
@@ -50,6 +55,7 @@ class Ways:
     visits       what is opened to the peer at the moment
     on_received  called with the index of a queue pair and immediate data that came
     on_broken    called with the index of a queue pair that broke
+    on_alone     called when there is none any more, and none can be made for longer than an answer may take
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class Ways:
         self.visits: set[Visit] = set()
         self.on_received: Callable[[int, int], None] = lambda index, immediate: None
         self.on_broken: Callable[[int], None] = lambda index: None
+        self.on_alone: Callable[[HawkError], None] = lambda error: None
 
     def __iter__(self) -> Iterator[Way]:
         return iter(self._ways)
@@ -174,6 +181,7 @@ class Ways:
             lambda: retire(end, list(self.visits), pool), "a queue pair could not be destroyed", device=name
         )
         way.end = None
+        way.since = time.monotonic()
         while self._over is None:
             if delay := _mend.pause(way.failures):
                 await _mend.rest(delay, self._ending)
@@ -185,6 +193,10 @@ class Ways:
                 if self._over is None:
                     reason = str(error) or "the peer did not answer"
                     log.warning("a queue pair could not be made anew", device=name, reason=reason)
+                alone = all(each.end is None for each in self._ways)
+                since = max(each.since for each in self._ways)
+                if alone and time.monotonic() - since > self._config.handshake_timeout:
+                    self.on_alone(TransferFailed("no queue pair can be made anew", got=error))
 
     async def _renew(self, way: Way) -> None:
         assert self._dialogue is not None

@@ -51,6 +51,9 @@ PUSH_ROWS = 2048
 MOST_WINDOWS = 256
 """Windows of one Push at most."""
 
+LEAST_MESSAGE = 4096
+"""Bytes that a port carries in one message at the least; whoever says less would have us make a request for a byte."""
+
 
 class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
     """One end of a queue pair, as the other end has to know it.
@@ -235,7 +238,7 @@ def check(facts: QueueFacts, ports: int) -> None:
         or len(facts.gid) != 16
         or not 0 <= facts.lid < 1 << 16
         or not 1 <= facts.mtu <= 5
-        or not 0 < facts.message < 1 << 62
+        or not LEAST_MESSAGE <= facts.message < 1 << 62
         or not 0 < facts.reads_out < 256
         or not 0 < facts.reads_in < 256
     ):
@@ -284,6 +287,7 @@ def rows_of(push: Push) -> NDArray[np.int64]:
         or int((rows[:, 1] + rows[:, 2]).max()) > high
         or int(rows[:, 1].min()) < windows[0]
         or int(rows[:, 2].sum(dtype=np.float64)) > high
+        or push.bases[0] + windows[0] < 0
     ):
         raise BadWire("an impossible push")
     base = np.asarray(push.bases, np.int64)[np.asarray(windows).searchsorted(rows[:, 1], "right") - 1]
@@ -295,3 +299,8 @@ def rows_of(push: Push) -> NDArray[np.int64]:
 def fits(windows: int, queues: int) -> bool:
     """Whether an `Entered` of so many windows on so many queue pairs goes into one frame."""
     return windows * (9 + 5 * queues) + 20 * queues + 256 <= MOST_BYTES
+
+
+def asks(windows: int, queues: int) -> bool:
+    """Whether a `Push` of so many windows for so many queue pairs goes into one frame with all its rows."""
+    return 24 * PUSH_ROWS + windows * (18 + 5 * queues) + 20 * queues + 256 <= MOST_BYTES

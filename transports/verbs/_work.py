@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 MOST_TRIES = 4
 """How often a batch is posted, or a push asked for, before its read fails: each time a queue pair broke under it."""
 
-_PIECE = 1 << 40
+
+def built_at_a_time(shape: Shape) -> int:
+    """Bytes whose requests are built at a time: however small a peer's largest message is, these are not too many."""
+    return _abi.BUILD_ROWS * max(shape.message // 2, 1)
 
 
 class Flight:
@@ -172,7 +175,7 @@ class Reading(Work):
 
     def _cut(self, places: Places, shape: Shape, entered: Entered) -> Iterator[Batch]:
         low, high = entered.offset, entered.offset + entered.nbytes
-        for piece in _pieces.cut(self._segments, _PIECE, _abi.BUILD_ROWS):
+        for piece in _pieces.cut(self._segments, built_at_a_time(shape), _abi.BUILD_ROWS):
             if piece.low < low or piece.high > high:
                 raise AccessDenied(
                     "the key does not cover the range",
@@ -235,5 +238,6 @@ def written(push: Push, rows: I64, local: Registered, shape: Shape) -> Iterator[
         remote=np.asarray(push.bases, np.int64),
     )
     offset, place, nbytes = (np.ascontiguousarray(column) for column in rows.T)
-    piece = _pieces.Piece(np.zeros(len(rows), np.int32), offset, place, nbytes, int(nbytes.sum()))
-    return _abi.batches(_pieces.join(piece), places, shape)
+    whole = _pieces.Piece(np.zeros(len(rows), np.int32), offset, place, nbytes, int(nbytes.sum()))
+    for piece in _pieces.cut(whole, built_at_a_time(shape), _abi.BUILD_ROWS):
+        yield from _abi.batches(_pieces.join(piece), places, shape)
