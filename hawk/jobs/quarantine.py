@@ -1,7 +1,8 @@
-"""Ranges that a peer may still read, kept out of the pool until it is provably over.
+"""Ranges that a peer may still read, or that could not be zeroed, kept out of the pool until it is provably over.
 
 A range comes here when a job ended without the reader's word and its transport could not shut the reader out.
-Each is tried again in the background; the transport's revoke says True once the reader let go or died.
+Each is tried again in the background; the transport's revoke says True once the reader let go or died.  So is one that
+a GPU did not zero when it was asked to.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from hawk.errors import HawkMemoryError
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -30,22 +32,41 @@ class Quarantine:
         return len(self._tasks)
 
     def watch(
-        self, kept: Range, grant: Grant | None, transport: Transport | None, *, job: str, reason: str
+        self,
+        kept: Range,
+        grant: Grant | None,
+        transport: Transport | None,
+        *,
+        job: str,
+        reason: str,
+        closed: bool = False,
     ) -> None:
-        """Watches a range that was put into quarantine for the moment when it may come back."""
+        """Watches a range that was put into quarantine for the moment when it may come back.
+
+        closed    no reader is inside: it only has to be zeroed
+        """
         log.warning("range quarantined", job=job, bytes=kept.nbytes, reason=reason)
-        if grant is None or transport is None:
+        if not closed and (grant is None or transport is None):
             return
         task = asyncio.get_running_loop().create_task(self._watch(kept, grant, transport, job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _watch(self, kept: Range, grant: Grant, transport: Transport, job: str) -> None:
-        while not await transport.revoke(grant):
+    async def _watch(self, kept: Range, grant: Grant | None, transport: Transport | None, job: str) -> None:
+        while grant is not None and transport is not None and not await transport.revoke(grant):
             await asyncio.sleep(self._interval)
-        await self._arena.wipe(kept)
+        while not await self._wiped(kept):
+            await asyncio.sleep(self._interval)
         self._arena.release_quarantined(kept)
         log.info("range left quarantine", job=job, bytes=kept.nbytes)
+
+    async def _wiped(self, kept: Range) -> bool:
+        try:
+            await self._arena.wipe(kept)
+        except HawkMemoryError as error:
+            log.debug("range not zeroed yet", bytes=kept.nbytes, reason=str(error))
+            return False
+        return True
 
     async def close(self) -> None:
         """Stops watching; the arena goes away with the agent."""

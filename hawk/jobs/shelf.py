@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hawk.errors import HawkMemoryError
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
@@ -127,7 +128,13 @@ class Shelf:
             log.exception("a range could not be closed to its reader", job=self._job)
             on_its_word = False
         if closed or on_its_word:
-            await self._arena_room.arena.wipe(held.range)
+            try:
+                await self._arena_room.arena.wipe(held.range)
+            except HawkMemoryError as error:
+                reason = f"it cannot be zeroed: {error}"
+                self._arena_room.give(held.ask, held.range, quarantine=reason)
+                self._quarantine.watch(held.range, None, None, job=self._job, reason=reason, closed=True)
+                return
             self._arena_room.give(held.ask, held.range)
             return
         self._arena_room.give(held.ask, held.range, quarantine=reason or "its reader may still be inside")

@@ -219,3 +219,33 @@ async def test_chunks_leave_nothing_on_the_gpu_where_the_arena_is_scrubbed(
             await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
             await offer.ended()
             assert not there.any()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_range_that_cannot_be_zeroed_comes_back_once_it_can(
+    times: int, short_path: Path, driver: FakeCuda, kernels: Kernels
+) -> None:
+    more = OVER_CUDA + "[integrity]\nscrub = true\n"
+    host, spec = c.filled(), c.target_spec(channels=8, align=64)
+    async with (
+        embedded(short_path, "p0", more=more) as p,
+        embedded(short_path, "d0", more=more + MEMORY) as d,
+    ):
+        async with hawk.connect(p) as hp, hawk.connect(d) as hd:
+            target = await hd.allocate(spec, memory="npu0")
+            pool, source = Pool(d, target), await hp.register(host)
+            src, dst = c.tables(1, 0, 0, 100, src=host.spec, dst=spec)
+            before = driver.counts.get("fill", 0)
+            driver.fail = {("fill", before + number): 801 for number in range(1, times + 1)}
+            p._quarantine._interval = 0.01
+            offer = await hp.offer("r", source, src, tokens=100)
+            await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
+            assert await offer.ended() == "consumed"
+            c.check(pool, spec, c.Moved(host, src, dst, 0, 100), guards=[pool])
+            arena = p.arena.allocator
+            async with asyncio.timeout(20):
+                while arena.free_bytes < arena.nbytes:
+                    await asyncio.sleep(0.005)
+            shadow = p.transports["cuda"].shadow
+            assert shadow is not None
+            assert not driver.at(shadow.address, shadow.nbytes).any()
