@@ -32,7 +32,7 @@ class EngineProcess:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(folder),
-            "VLLM_CPU_OMP_THREADS_BIND": str(processor),
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(str((processor + n) % 2) for n in range(spec.get("tp", 1))),
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -31,6 +31,8 @@ class Engine:
         from vllm import LLM
 
         more = {"kv_transfer_config": spec["transfer"]} if spec.get("transfer") else {}
+        if spec.get("tp", 1) > 1:
+            more["tensor_parallel_size"] = spec["tp"]
         self.llm = LLM(
             model=spec["model"],
             dtype=spec["dtype"],

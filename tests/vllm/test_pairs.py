@@ -179,6 +179,19 @@ def test_agents_beside_the_engines(fleet: Fleet) -> None:
         site.close()
 
 
+def test_two_workers_prefill_for_one(fleet: Fleet) -> None:
+    p, d = fleet.engines(
+        p_two={**spec("kv_producer", "p-two", "float32", 64, decode_tp=1), "tp": 2},
+        d_one=spec("kv_consumer", "d-one", "float32", 32),
+    )
+    asked = [prompt(129), prompt(300)]
+    expected = alone(d, asked)
+    found = decoded(d, asked, prefilled(p, asked))
+    assert [one["tokens"] for one in found] == expected, d.log.read_text()[-2000:]
+    assert [one["cached"] for one in found] == [129, 300]
+    assert p("idle")["usage"] == d("idle")["usage"] == 0
+
+
 def test_a_prefill_engine_that_dies_in_the_middle(fleet: Fleet) -> None:
     small = {"jobs": {"chunk": "512KiB"}}
     p, fails, computes = fleet.engines(
