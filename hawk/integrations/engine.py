@@ -26,6 +26,7 @@ from hawk.cache_gpu import drop, set_mark
 from hawk.client import connect
 from hawk.errors import Aborted, DeadlineExceeded, HawkError, InvalidArgument
 from hawk.integrations import remote, stats
+from hawk.integrations.keeping import keep
 from hawk.integrations.orders import Ended, Fetching, Offering, fetch, offer, release
 from hawk.integrations.settings import agent_config, beside, reachable
 from hawk.observe.log import get as get_log
@@ -75,6 +76,7 @@ class Engine:
         self._fault: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.client: Client | None = None
+        self.kv: KVCache | None = None
         self.cache: Cache | None = None
         self.scratch: asyncio.Future[Scratch] | None = None
         self.consumers = 1
@@ -127,9 +129,13 @@ class Engine:
                 config = agent_config(self.settings, engine=name, role=role, number=self.number, size=size)
                 agent = await stack.enter_async_context(Agent(config))
                 client = connect(agent)
-            self.client = await stack.enter_async_context(client)
+            await client.open()
+            self.client = client
+            stack.push_async_callback(self._part)
             status = await self.client.status()
             self.worker = remote.Worker(status.name, reachable(status.control, self.settings.host))
+            if self.settings.agent:
+                self._spawn(keep(self))
             self._up.set()
             await self._stop.wait()
             for task in list(self._tasks):
@@ -137,12 +143,16 @@ class Engine:
             if self._tasks:
                 await asyncio.wait(set(self._tasks), timeout=CLOSE)
 
+    async def _part(self) -> None:
+        assert self.client is not None
+        await self.client.close()
+
     def register(self, kv: KVCache, *, split: int = 1, consumers: int = 1) -> None:
         """Makes the engine's cache known to the agent; waits for it, and raises what is wrong with it.
 
         consumers    how many workers of the other side read each offer of this one; 0: none, others have the same
         """
-        self.split, self.consumers = split, consumers
+        self.kv, self.split, self.consumers = kv, split, consumers
 
         async def known() -> None:
             assert self.client is not None
