@@ -42,20 +42,26 @@ class Process(Decode):
         self._process = await asyncio.to_thread(
             subprocess.Popen, self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        await self._answer()
+        try:
+            await self._answer()
+        except BaseException:
+            await self.close()
+            raise
 
     async def ask(self, name: str, *arguments: object) -> Any:
         """See `Decode.ask`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # of one that has ended there is no answer, which says so
+            self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+            self._process.stdin.flush()
         return await self._answer()
 
     async def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = await asyncio.to_thread(self._process.stdout.readline)
         if not line:
-            raise InternalError("the decode side has ended", got=f"status {self._process.wait()}")
+            status = await asyncio.to_thread(self._process.wait)
+            raise InternalError("the decode side has ended", got=f"status {status}")
         answer = json.loads(line)
         if "error" in answer:
             raise InternalError("the decode side failed", got=answer["error"])

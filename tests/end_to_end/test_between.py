@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from rich.console import Console
 
 from hawk.bench import between, between_naive
 from hawk.bench.between_far import Far, _Pool
+from hawk.bench.between_process import Process
 from hawk.demo import scenario
 from hawk.errors import InternalError, InvalidArgument
 from hawk.jobs.gpus import Gpus
 from hawk.memory import cuda_driver, cuda_rows
 from hawk.retile.cpu import run_step
 from hawk.transports.cuda._client import CudaLane
+from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_parts import FakeRows
 
@@ -115,6 +118,21 @@ def test_a_wrong_byte_is_an_error(driver: FakeCuda, kind: str, monkeypatch: pyte
     monkeypatch.setattr(between, "GROUPS", between.GROUPS[:1])
     with pytest.raises(InternalError, match="a byte is wrong after the job"):
         between.run(sizes=(1_000_000,), runs=1, start=Here)
+
+
+@pytest.mark.parametrize("says", ["", '{"error": "no"}', '{"value": null}'])
+async def test_a_decode_side_that_ends_is_told_of_and_leaves_nothing(says: str, tmp_path: Path) -> None:
+    before = fds()
+    far = Process(tmp_path / "none.toml", 0)
+    far._arguments = [sys.executable, "-c", f"print({says!r})" if says else ""]
+    with pytest.raises(InternalError, match="the decode side"):
+        await far.open()
+        far._process.wait()
+        await far.ask("fetch", "pages", "ticket")
+    if "value" in says:
+        await far.close()
+    assert far._process.returncode == 0
+    assert fds() == before
 
 
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,cpu", "cuda:0,cuda:1,cuda:2", "cuda:x,cuda:1", ""])
