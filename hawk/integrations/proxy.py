@@ -69,7 +69,7 @@ class Proxy:
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port, which the system chooses for 0."""
-        self._server = await asyncio.start_server(self._accepted, host, port, limit=http.HEAD)
+        self._server = await asyncio.start_server(self._accepted, host, port, limit=http.HEAD, backlog=2048)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -292,12 +292,13 @@ def _parsed(body: bytes) -> dict[str, Any] | None:
 
 
 def _single(asked: Mapping[str, Any]) -> bool:
-    """Whether it has one prompt and wants one answer."""
+    """Whether it has one prompt, wants one answer, and needs of the prompt only its cache."""
     prompt = asked.get("prompt", "")
     several = (
         isinstance(prompt, list) and len(prompt) != 1 and not all(isinstance(token, int) for token in prompt)
     )
-    return not several and asked.get("n") in (None, 1) and asked.get("best_of") in (None, 1)
+    more = any(asked.get(key) not in (None, 1) for key in ("n", "best_of")) or asked.get("use_beam_search")
+    return not several and not more and asked.get("prompt_logprobs") is None
 
 
 def _say(writer: asyncio.StreamWriter, status: int, reason: str, fault: HawkError) -> None:

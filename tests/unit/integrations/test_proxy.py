@@ -215,6 +215,8 @@ async def test_a_prefill_engine_that_came_back_elsewhere_is_fetched_from_there()
         {"prompt": "a", "n": 2},
         {"prompt": ["a", "b"]},
         {"prompt": [[1], [2]]},
+        {"prompt": "a", "use_beam_search": True},
+        {"prompt": "a", "prompt_logprobs": 1},
     ],
 )
 async def test_what_would_fetch_one_prefill_twice_is_not_parted(body: dict[str, Any]) -> None:
