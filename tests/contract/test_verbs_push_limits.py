@@ -13,6 +13,8 @@ from hawk.memory.region import Segments
 from hawk.transports.testing import LIMIT, Targets
 from hawk.transports.verbs import _abi, _wire
 from hawk.transports.verbs._device import RECEIVED, SUCCESS, Completion
+from hawk.transports.verbs._inlet import mark_of
+from hawk.transports.verbs._ways import RECEIVES
 from hawk.transports.verbs._work import written
 from tests.contract.test_verbs_breaking import ARENA, WHOLE, pair
 from tests.contract.test_verbs_push import PUSH, inlet_of, posted, push, rows
@@ -100,3 +102,27 @@ async def test_a_push_that_failed_keeps_no_memory() -> None:
             assert array() is None
         finally:
             gc.enable()
+
+
+async def test_a_writer_that_says_marks_without_credits_loses_its_queue_pair() -> None:
+    async with pair(**PUSH) as it:
+        inlet, stripe = inlet_of(it), outlet_of(it.serving)._stripes[0]
+        way, end = inlet.ways[0], stripe.end
+        assert end is not None
+        before = way.end
+        for said in range(1, 2 * RECEIVES):
+            batch = _abi.marker(mark_of(15, said), 4096)
+            batch.wr["wr_id"] = end.take_ids(1)
+            end.post(batch)
+            async with asyncio.timeout(LIMIT):
+                while inlet.dropped < said and way.end is before:
+                    await asyncio.sleep(0)
+            if way.end is not before:
+                break
+        assert said == RECEIVES + 1
+        async with asyncio.timeout(LIMIT):
+            while not way.up:
+                await asyncio.sleep(0)
+        for _ in range(2 * RECEIVES):
+            await it.read(it.serving.grant(0, ARENA).key, Segments.of([(0, 0, 0, 4096)]))
+        assert it.reading.counts()["queue-pair-broken"] == 1

@@ -193,6 +193,8 @@ class Inlet:
                 0, key, mark, wanted.windows, wanted.bases, keys, numbers, rows.astype("<i8").tobytes()
             )
         )
+        for index in ends:
+            self.ways[index].spare += 1
         answer.add_done_callback(lambda said: self._give(slot, said))
         waiting: set[asyncio.Future[bool] | asyncio.Future[_wire.Answer]] = {answer, attempt.heard}
         try:

@@ -34,6 +34,7 @@ class Way:
     """One queue pair of a link that the peer writes by; `end` is the present one, None while there is none.
 
     since    when the last one was destroyed
+    spare    marks that may come before the peer is taken for one that says more than it was given credits for
     """
 
     def __init__(self, index: int, device: int) -> None:
@@ -42,6 +43,7 @@ class Way:
         self.end: WindowEnd | None = None
         self.failures = 0
         self.since = 0.0
+        self.spare = 0
 
     @property
     def up(self) -> bool:
@@ -133,7 +135,8 @@ class Ways:
         end.receive(RECEIVES)
         if end.broken:
             raise VerbsError(0, "ibv_post_recv")
-        end.on_received = lambda immediate: self.on_received(way.index, immediate)
+        way.spare = RECEIVES
+        end.on_received = lambda immediate: self._received(way, immediate)
         end.on_broken = lambda: self._broke(way)
         way.end = end
         self._changed.set()
@@ -156,6 +159,14 @@ class Ways:
                 raise TransferFailed(self._over.message)
             self._changed.clear()
             await self._changed.wait()
+
+    def _received(self, way: Way, immediate: int) -> None:
+        way.spare -= 1
+        if way.spare < 0 and way.end is not None:
+            log.warning("a peer says more marks than it has credits for")
+            way.end.break_()
+            return
+        self.on_received(way.index, immediate)
 
     def device_failed(self, device: Device) -> None:
         """Its queue pairs are of no more use, whether they have said so or not."""
