@@ -164,3 +164,14 @@ async def test_a_descriptor_that_stays_readable_for_nothing_is_let_go() -> None:
         before = asked
         await it.read(it.serving.grant(0, ARENA).key)
         assert asked == before == 100
+
+
+async def test_a_device_that_failed_is_asked_nothing_more() -> None:
+    async with pair() as it:
+        (device,) = Pair.driver(it.serving).opened
+        device.say(_device.DEVICE_FATAL)
+        device.say(_device.QUEUE_FATAL)
+        await becomes(it.serving, "the RDMA device failed, and only a restart opens it again: fake0:1")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert it.serving.counts()["queue-pair-event"] == 0

@@ -66,16 +66,21 @@ class Watch:
                 log.error("an RDMA device failed", device=device.name)
                 self._counts[DEVICE_FAILED] += 1
                 self._failed.add(device.name)
+                self._ignore(device)  # nothing may be asked of it while what it had is given back
                 self._on_failed(device)
+                return
             elif kind in _device.QUEUE_EVENTS:
                 log.warning("an RDMA device says something of a queue pair", device=device.name, what=what)
                 self._counts[QUEUE_PAIR_EVENT] += 1
             else:
                 log.debug("an RDMA device says something", device=device.name, what=what)
         if self._empty[device.name] >= _EMPTY:
-            asyncio.get_running_loop().remove_reader(device.event_fd)
-            self._watched.remove(device.event_fd)
+            self._ignore(device)
             log.error("what an RDMA device says cannot be read any more", device=device.name)
+
+    def _ignore(self, device: Device) -> None:
+        asyncio.get_running_loop().remove_reader(device.event_fd)
+        self._watched.remove(device.event_fd)
 
     async def _look(self, device: Device) -> None:
         """Which ports of a device are active now; one look after the other, so that the last one counts."""

@@ -32,6 +32,13 @@ VARIABLE = "HAWK_PYVERBS_PATH"
 """Names the folder that has the package `pyverbs` in it, where that is neither this environment's nor found by rule."""
 
 
+_GONE = "RDMAV_ALLOW_DISASSOC_DESTROY"
+"""Tells libibverbs (ibv_open_device(3)) that what is given back to a device that is unplugged is given back.
+
+The kernel has ended it all by then, and says EIO; without this a read would wait for ever for its memory to be closed.
+"""
+
+
 def places() -> list[Path]:
     """Folders in which the package may lie, in the order in which it is looked for.
 
@@ -62,6 +69,7 @@ def load(within: Sequence[Path] | None = None) -> ModuleType:
 
     Raises `MissingDependency` where there is none, or one that was built for another Python.
     """
+    os.environ.setdefault(_GONE, "1")
     known = sys.modules.get("pyverbs")
     if known is not None:
         return _usable(known)

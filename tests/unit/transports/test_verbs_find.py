@@ -1,6 +1,7 @@
 """Finding pyverbs: the package alone and not its folder, and what is missing by name."""
 
 import importlib
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def test_the_package_is_found_and_nothing_beside_it(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("neighbour_of_pyverbs")
     assert _find.load() is module, "once found it stays"
+    assert os.environ["RDMAV_ALLOW_DISASSOC_DESTROY"] == "1"
 
 
 def test_none_is_said_by_the_name_of_its_debian_package(tmp_path: Path) -> None:
