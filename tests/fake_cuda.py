@@ -333,6 +333,11 @@ class FakeCuda(Sharing):
         self._copy("to_device", address, host, nbytes, stream)
 
     def across(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        for block in self.blocks.values():
+            if block.fd >= 0 and any(0 <= at - block.first < block.nbytes for at in (target, source)):
+                assert block.device == self._here.stack[-1], (
+                    "physical memory that is mapped for another device"
+                )
         self._copy("across", target, source, nbytes, stream)
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:

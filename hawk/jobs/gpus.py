@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 from hawk.errors import HawkError, HawkMemoryError, InvalidArgument, OutOfMemory
+from hawk.jobs.lifting import lift
 from hawk.jobs.states import settle
 from hawk.jobs.turns import Slots
 from hawk.jobs.ways import Way
@@ -170,7 +171,7 @@ class OnGpu:
         wanted = _Wanted(
             portion.steps,
             [Span(region.address, region.nbytes) for region in portion.offer.cache.regions],
-            Way.of(portion),
+            Way.of(portion, self._there.number),
             portion.nbytes,
             self._before(portion.offer, portion.layers),
         )
@@ -183,6 +184,8 @@ class OnGpu:
             raise
         finally:
             self._lanes.append(lane)
+        if portion.shadow is not None and portion.shadow.gpu != self._there.number:
+            await lift(portion.arena, portion.shadow, portion.offset, portion.nbytes)
 
     def _work(self, lane: Lane, wanted: _Wanted) -> None:
         with self._there.current() as driver:
@@ -217,7 +220,7 @@ class OnGpu:
 
     def _carry_out(self, driver: Driver, lane: Lane, wanted: _Wanted) -> None:
         way, nbytes = wanted.way, wanted.nbytes
-        room = way.room if way.gpu == self._there.number else lane.room.address
+        room = way.room or lane.room.address
         prepared = self._kernels.prepare(wanted.steps, wanted.spans, Span(room, nbytes), lane.stream)
         if wanted.stop.is_set():
             return
@@ -227,8 +230,6 @@ class OnGpu:
             # What lies between the pages of a chunk is copied too, and must be nobody's.
             driver.fill(room, 0, nbytes, lane.stream)
         prepared.launch(lane.stream)
-        if way.room and way.room != room:
-            driver.across(way.room, room, nbytes, lane.stream)
         if way.host:
             driver.to_host(lane.between or way.host, room, nbytes, lane.stream)
         driver.record(lane.event, lane.stream)

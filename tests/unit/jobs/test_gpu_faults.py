@@ -97,4 +97,6 @@ async def test_any_call_may_fail_once(
     for call, count in (await tried("", 0)).items():
         for at in range(1, count + 1):
             await tried(call, at)
+            if call in {"drop_event", "drop_stream"}:  # nothing can be done about what stays then
+                driver.forget_lost()
             assert not driver.left(), f"{call} {at}"
