@@ -44,7 +44,7 @@ import uvloop
 
 from hawk.agent import Agent
 from hawk.bench.between_far import CHANNELS, NAIVE, PAGES
-from hawk.bench.between_naive import sockets
+from hawk.bench.between_naive import SOCKETS, sockets
 from hawk.bench.between_process import Decode, Process
 from hawk.bench.between_result import Result, SizeResult, Way
 from hawk.bench.between_result import render as render
@@ -292,6 +292,8 @@ prefer = ["{self._group.transport}"]
 [transport.cuda]
 gpu = {gpu}
 pace = {pace}
+[transport.tcp]
+streams = {max(SOCKETS)}
 [arena]
 size = {arena}
 pinned = {"false" if naive else "true"}
