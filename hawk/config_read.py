@@ -17,7 +17,15 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from hawk.config_files import Leaf, Tree
 from hawk.errors import HawkError, InvalidArgument
-from hawk.units import DURATION_EXPECTED, SIZE_EXPECTED, parse_duration, parse_size
+from hawk.units import (
+    DURATION_EXPECTED,
+    RATE_EXPECTED,
+    SIZE_EXPECTED,
+    kind_of,
+    parse_duration,
+    parse_rate,
+    parse_size,
+)
 
 T = TypeVar("T")
 Check = Callable[[Any], str | None]
@@ -60,9 +68,16 @@ class BadValue(Exception):
 
 # -- how a value is understood ---------------------------------------------------------------------------
 
+_UNITS: dict[str, tuple[Callable[[object], int | float], str]] = {
+    "duration": (parse_duration, DURATION_EXPECTED),
+    "size": (parse_size, SIZE_EXPECTED),
+    "rate": (parse_rate, RATE_EXPECTED),
+}
+"""By the kind of a field: how its values are read, and what it takes."""
+
 
 def unit_of(hint: Any, metadata: Mapping[str, Any]) -> str:
-    """`"duration"`, `"size"`, or nothing."""
+    """`"duration"`, `"size"`, `"rate"`, or nothing: a number without a unit."""
     return _strip_annotation(hint, metadata)[1]
 
 
@@ -71,7 +86,7 @@ def _strip_annotation(hint: Any, metadata: Mapping[str, Any]) -> tuple[Any, str]
     unit = str(metadata.get("unit") or "")
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
-        unit = unit or next((n for n in notes if n in ("duration", "size")), "")
+        unit = unit or next((n for n in notes if n in _UNITS), "")
     return hint, unit
 
 
@@ -83,10 +98,8 @@ def convert(value: object, hint: Any, *, metadata: Mapping[str, Any], from_env: 
         if len(kinds) < len(get_args(hint)) and value == "":
             return None
         return convert(value, kinds[0], metadata=metadata, from_env=from_env)
-    if unit == "duration":
-        return _parsed(parse_duration, value, DURATION_EXPECTED)
-    if unit == "size":
-        return _parsed(parse_size, value, SIZE_EXPECTED)
+    if unit:
+        return _with_unit(value, unit)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise BadValue("one of " + ", ".join(f'"{choice}"' for choice in get_args(hint)))
@@ -104,11 +117,18 @@ def convert(value: object, hint: Any, *, metadata: Mapping[str, Any], from_env: 
     raise TypeError(f"an option cannot be of type {hint!r}")
 
 
-def _parsed(parse: Callable[[object], T], value: object, expected: str) -> T:
+def _with_unit(value: object, unit: str) -> int | float:
+    parse, expected = _UNITS[unit]
     try:
         return parse(value)
     except InvalidArgument:
-        raise BadValue(expected) from None
+        raise BadValue(expected + _other_kind(value, unit)) from None
+
+
+def _other_kind(value: object, unit: str = "") -> str:
+    """What a value is that has another kind's unit."""
+    kind = kind_of(value)
+    return f", not {kind}" if kind and kind != f"a {unit}" else ""
 
 
 def _boolean(value: object, from_env: bool) -> bool:
@@ -120,21 +140,14 @@ def _boolean(value: object, from_env: bool) -> bool:
 
 
 def _number(value: object, kind: type[int] | type[float], from_env: bool) -> int | float:
-    """A number.  Options that mark no unit still take one: text such as "4MiB" for an int, "5s" for a float."""
-    if isinstance(value, str):
-        value = _number_from_text(value, kind, from_env)
+    """A count, an index, a factor: no unit belongs to it."""
+    given = value
+    if from_env and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = kind(value)
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-        raise BadValue("a whole number" if kind is int else "a number")
+        raise BadValue(("a whole number" if kind is int else "a number") + _other_kind(given))
     return kind(value)
-
-
-def _number_from_text(text: str, kind: type[int] | type[float], from_env: bool) -> int | float | None:
-    with contextlib.suppress(ValueError):
-        if text[-1:].isalpha():
-            return parse_size(text) if kind is int else parse_duration(text)
-        if from_env:
-            return kind(text)
-    return None
 
 
 def _texts(value: object, from_env: bool) -> tuple[str, ...]:

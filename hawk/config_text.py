@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from hawk.config import Config, Sources
 from hawk.config_read import unit_of
 from hawk.config_schema import SECTIONS, MemoryConfig
-from hawk.units import format_duration, format_size
+from hawk.units import format_duration, format_rate, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ def as_toml(value: object, unit: str = "") -> str:
         return f'"{format_duration(value)}"'
     if unit == "size" and isinstance(value, int):
         return f'"{format_size(value)}"'
+    if unit == "rate" and isinstance(value, int | float):
+        return f'"{format_rate(value)}"'
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
@@ -79,11 +81,13 @@ _HEAD = """\
 
 Written by `hawk config doc`; edit the help texts in the code instead.
 
-An agent reads one TOML file, `hawk-agent --config node.toml`.  Every value has a default; durations and sizes have
-units ("30s", "64MiB").  An environment variable with a double underscore overrides one value:
-`HAWK_AGENT__ROLE=decode` sets `agent.role`, `HAWK_MEMORY__NPU0__CAPACITY=4GiB` sets `memory.npu0.capacity`; lists
-are separated by commas.  `hawk config show --config node.toml` prints every value and where it came from.  All
-problems are told at once, each with its line, and none of them lets the agent start.
+An agent reads one TOML file, `hawk-agent --config node.toml`.  Every value has a default; durations have units
+(us, ms, s, m, h, d: "30s"), sizes too (KB, MB, GB, TB; KiB, MiB, GiB, TiB: "64MiB"), and rates (a size's: "25GB/s"); a
+plain number means seconds, bytes, or bytes a second.  Nothing else takes a unit, and none takes another's.  An
+environment variable with a double underscore overrides one value: `HAWK_AGENT__ROLE=decode` sets `agent.role`,
+`HAWK_MEMORY__NPU0__CAPACITY=4GiB` sets `memory.npu0.capacity`; lists are separated by commas.  `hawk config show
+--config node.toml` prints every value and where it came from.  All problems are told at once, each with its line, and
+none of them lets the agent start.
 """
 
 

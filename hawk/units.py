@@ -1,7 +1,7 @@
-"""Durations and sizes as people write them: `"30s"`, `"150ms"`, `"64MiB"`, `"1GB"`.
+"""Durations, sizes and rates as people write them: `"30s"`, `"150ms"`, `"64MiB"`, `"1GB"`, `"25GB/s"`.
 
-A leaf module.  `Duration` and `Size` mark the fields of configuration dataclasses; to a type checker they are
-plain `float` (seconds) and `int` (bytes).
+A leaf module.  `Duration`, `Size` and `Rate` mark the fields of configuration dataclasses; to a type checker they are
+plain `float` (seconds), `int` (bytes) and `float` (bytes a second).
 """
 
 from __future__ import annotations
@@ -18,15 +18,29 @@ Duration: TypeAlias = Annotated[float, "duration"]
 Size: TypeAlias = Annotated[int, "size"]
 """Bytes; written with a unit, or as a plain number of bytes, in configuration."""
 
+Rate: TypeAlias = Annotated[float, "rate"]
+"""Bytes a second; written with a unit, or as a plain number, in configuration."""
+
 DURATION_EXPECTED = 'a duration with a unit: "150ms", "30s", "2m", "1h"'
 SIZE_EXPECTED = 'a size: "64MiB", "1GB", or a whole number of bytes'
+RATE_EXPECTED = 'a rate: "25GB/s", "25GB", or a number of bytes a second'
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-zµ]*)\s*", re.ASCII)
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {
+    "us": 1,
+    "ms": 10**3,
+    "s": 10**6,
+    "m": 60 * 10**6,
+    "min": 60 * 10**6,
+    "h": 3600 * 10**6,
+    "d": 86400 * 10**6,
+}
+"""Microseconds: that "50us" is the very 50e-6 that a program says takes a division."""
 _DECIMAL = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _BINARY = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = _DECIMAL | _BINARY
 _LARGEST_SIZE = 1 << 62
+_FASTEST = 1e15
 
 
 def parse_duration(value: object, field: str | None = None) -> float:
@@ -44,7 +58,7 @@ def parse_duration(value: object, field: str | None = None) -> float:
     elif isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
         number, unit = match.groups()
         if unit in _SECONDS:
-            seconds = float(number) * _SECONDS[unit]
+            seconds = float(number) * _SECONDS[unit] / 1e6
         elif not unit and float(number) == 0:
             seconds = 0.0
     if not math.isfinite(seconds) or seconds < 0:
@@ -73,6 +87,34 @@ def parse_size(value: object, field: str | None = None) -> int:
     return nbytes
 
 
+def parse_rate(value: object, field: str | None = None) -> float:
+    """Bytes a second, from text (a size's units, with `/s` behind or without) or a number.
+
+    Raises `InvalidArgument` naming `field` for anything that is not a rate of zero or more and below 10**15.
+    """
+    rate = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        rate = float(value) if abs(value) < _FASTEST else math.inf
+    elif isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip().removesuffix("/s"))):
+        number, unit = match.groups()
+        rate = float(number) * _BYTES.get(unit.lower() or "b", math.nan)
+    if not 0 <= rate < _FASTEST:
+        raise InvalidArgument("not a rate", field=field, got=repr(value), expected=RATE_EXPECTED)
+    return rate
+
+
+def kind_of(value: object) -> str:
+    """What text with a unit is, whatever was asked for: `"a duration"`, `"a size"`, `"a rate"`; else empty."""
+    text = value.strip() if isinstance(value, str) else ""
+    match = _NUMBER.fullmatch(text.removesuffix("/s"))
+    unit = match[2] if match else ""
+    if unit in _SECONDS and not text.endswith("/s"):
+        return "a duration"
+    if unit.lower() in _BYTES:
+        return "a rate" if text.endswith("/s") else "a size"
+    return ""
+
+
 def format_duration(seconds: float) -> str:
     """The duration as text that `parse_duration` reads back to the same number: `30.0` gives `"30s"`."""
     if seconds == 0:
@@ -96,6 +138,11 @@ def format_size(nbytes: int) -> str:
         if nbytes >= scale and nbytes % scale == 0:
             return f"{nbytes // scale}{unit}"
     return f"{nbytes}B"
+
+
+def format_rate(rate: float) -> str:
+    """The rate as text that `parse_rate` reads back to the same number: `25e9` gives `"25GB/s"`."""
+    return f"{format_size(int(rate)) if rate == int(rate) else _plain(rate) + 'B'}/s"
 
 
 def approximate_size(nbytes: float) -> str:

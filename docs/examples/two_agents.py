@@ -53,4 +53,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: python {sys.argv[0]} PREFILL_SOCKET DECODE_SOCKET, each ipc:///FOLDER/NAME.sock")
     asyncio.run(main())

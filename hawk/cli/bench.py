@@ -38,6 +38,17 @@ def _size(_context: click.Context, option: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(str(error), param=option) from None
 
 
+def _rate(_context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """A click callback: bytes a second."""
+    from hawk.errors import InvalidArgument
+    from hawk.units import parse_rate
+
+    try:
+        return None if value is None else parse_rate(value)
+    except InvalidArgument as error:
+        raise click.BadParameter(str(error), param=option) from None
+
+
 _sizes = click.option(
     "--size",
     "sizes",
@@ -71,21 +82,20 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
 @_five_runs
 @click.option("--quick", is_flag=True, help="One run of the first size: does it work, not how fast is it.")
 @click.option(
-    "--devices", help='Two GPUs, such as "cuda:0,cuda:1": the paper\'s four configurations between them.'
+    "--devices",
+    help='Two GPUs, such as "cuda:0,cuda:1": into pages or channels of the other, by way of the host or straight.',
 )
-@click.option("--pace", help="With --devices: bytes a second of the slower link.  [default: 25GB]")
+@click.option("--pace", callback=_rate, help="With --devices: rate of the slower link.  [default: 25GB/s]")
 @_json
 def transfer(
     as_json: bool,
     sizes: tuple[int, ...],
     transports: tuple[str, ...],
     devices: str | None,
-    pace: str | None,
+    pace: float | None,
     **options: Any,
 ) -> None:
     """Whole transfers and the bytes alone, beside plain sockets and a memcpy of the same bytes."""
-    from hawk.units import parse_size
-
     if devices is None:
         if pace is not None:
             raise click.UsageError("--pace is for --devices")
@@ -95,8 +105,7 @@ def transfer(
             "--devices measures the transports that its configurations have; leave --transport out"
         )
     else:
-        rate = None if pace is None else float(parse_size(pace))
-        _bench("between", as_json, sizes=sizes, devices=devices, pace=rate, **options)
+        _bench("between", as_json, sizes=sizes, devices=devices, pace=pace, **options)
 
 
 @bench.command()
@@ -147,7 +156,7 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 @click.option("--quick", is_flag=True, help="One round of 64 tokens: does it work, not how fast is it.")
 @_json
 def overlap(as_json: bool, **options: Any) -> None:
-    """What a transfer from a GPU costs the prefill beside it, and what of it is left after that; needs torch."""
+    """What a transfer from a GPU costs the prefill beside it, and what of it is left then; needs CuPy and torch."""
     _bench("overlap", as_json, **options)
 
 

@@ -12,6 +12,7 @@ from hawk.cli.operate import ask, asks, print_json, seconds
 if TYPE_CHECKING:
     from hawk.control.messages import TransportTry
     from hawk.doctor import Finding
+    from hawk.operator import Operator
 
 
 @click.command()
@@ -74,19 +75,30 @@ def _peer(local: str | None, file: Path | None, peer: str, timeout: float) -> li
     from hawk.doctor.findings import fail
     from hawk.errors import HawkError
 
-    name = f"peer {peer}"
+    name, reached = f"peer {peer}", False
+
+    async def tried(agent: Operator) -> tuple[list[TransportTry], set[str]]:
+        nonlocal reached
+        reached = True
+        in_use = set((await agent.status()).transports)
+        return await agent.try_peer(peer, timeout=timeout), in_use
+
     try:
-        tries = ask(local, file, lambda agent: agent.try_peer(peer, timeout=timeout))
+        tries, in_use = ask(local, file, tried)
     except HawkError as error:
+        if not reached:  # it is not the peer that is at fault
+            remedy = error.hint or "Name a running agent, by --local or --config"
+            error.hint = None
+            return [fail("own agent", str(error), f"{remedy}; it is the one that tries {name}")]
         hint = error.hint or "`hawk peers` shows whom the agent knows"
         return [fail(name, error.message if error.hint else str(error), hint)]
-    found = [_way(name, way) for way in tries]
+    found = [_way(name, way, in_use) for way in tries]
     if not any(way.ok for way in tries):
         found.append(fail(name, "no byte came by any transport", "See the reason of each"))
     return found
 
 
-def _way(name: str, way: TransportTry) -> Finding:
+def _way(name: str, way: TransportTry, in_use: set[str]) -> Finding:
     from hawk.doctor.findings import ok, warn
 
     if way.ok:
@@ -94,4 +106,6 @@ def _way(name: str, way: TransportTry) -> Finding:
             f"{name} by {way.transport}",
             f"a few bytes came in {way.seconds * 1000:.2f} ms, and were the right ones",
         )
+    if way.transport not in in_use:  # a choice, or told under the name of the transport
+        return ok(f"{name} by {way.transport}", "not tried: the peer has it, this agent does not use it")
     return warn(f"{name} by {way.transport}", way.text, "Without it the others are used")

@@ -210,6 +210,7 @@ async def connect_sidecar(
     """
     check_length(token, TOKEN_BYTES, "token")
     loop = asyncio.get_running_loop()
+    named = os.fspath(path).removesuffix(SIDECAR_SUFFIX)  # users know the socket that this one stands beside
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     readable: asyncio.Future[None] = loop.create_future()
     try:
@@ -224,16 +225,18 @@ async def connect_sidecar(
             loop.remove_reader(sock.fileno())
         answer = sock.recv(len(_WELCOME))
         if answer != _WELCOME:
-            raise ControlError("the agent refused the session", path=path)
+            raise ControlError("the agent refused the session", path=named)
         return DescriptorLink(
             sock, pid=_credentials(sock)[0], on_closed=on_closed, max_pending=max_pending, keep=keep
         )
     except TimeoutError:
         sock.close()
-        raise PeerUnreachable("the agent did not answer in time", path=path, seconds=timeout) from None
+        raise PeerUnreachable("the agent did not answer in time", path=named, seconds=timeout) from None
     except OSError as error:
         sock.close()
-        raise PeerUnreachable(f"the agent cannot be reached: {error.strerror or error}", path=path) from error
+        raise PeerUnreachable(
+            f"the agent cannot be reached: {error.strerror or error}", path=named
+        ) from error
     except BaseException:
         sock.close()
         raise

@@ -26,7 +26,13 @@ _IN_HOST_MEMORY = ("host", "emulated-npu")
 
 def configured(machine: Machine, config: Config) -> Iterator[Finding]:
     """What stands in the way of a start; one line that says so where nothing does."""
-    found = [*_local(config), *_transports(config), *_memories(config), *_room(machine, config)]
+    found = [
+        *_local(config),
+        *_transports(config),
+        *_unused(config),
+        *_memories(config),
+        *_room(machine, config),
+    ]
     yield from found or [ok("start", "folder, transports, memories and their sizes are to be had")]
 
 
@@ -57,6 +63,17 @@ def _transports(config: Config) -> Iterator[Finding]:
         yield fail(
             "transport.prefer", f"{error.message}: {error.got}", "Name one that can be used, such as tcp"
         )
+
+
+def _unused(config: Config) -> Iterator[Finding]:
+    """Tables of transports that `prefer` leaves out: nobody looks at what stands in them, so nobody finds it wrong."""
+    for name, options in config.transport.options.items():
+        if name not in config.transport.prefer and options != type(options)():
+            yield warn(
+                f"transport.{name}",
+                "nothing in its table is used or looked at, for transport.prefer does not name it",
+                f'Add "{name}" to transport.prefer, or take the table out',
+            )
 
 
 def _memories(config: Config) -> Iterator[Finding]:

@@ -212,7 +212,7 @@ class CudaConfig:
     channels: int = field(
         default=1, metadata={"help": "regions that it is divided into, one after the other"}
     )
-    alignment: int = field(default=256, metadata={"help": "every allocation starts at a multiple of this"})
+    alignment: Size = field(default=256, metadata={"help": "every allocation starts at a multiple of this"})
 
     def __post_init__(self) -> None:
         check_options(self.capacity, self.channels, self.alignment)

@@ -236,10 +236,11 @@ def load() -> Driver:
             try:
                 _known = LibCuda()
             except OSError as error:
+                # That its library is not there is the plain case; anything else is worth telling.
+                plain = "No such file" in str(error)
                 raise MissingDependency(
-                    "memory of a GPU needs the CUDA driver",
-                    field="libcuda.so.1",
-                    got=error,
+                    "no CUDA driver on this machine",
+                    got=None if plain else error,
                     hint="Install the vendor's driver; in a container, pass the GPU and its driver through",
                 ) from error
             except CudaFault as fault:

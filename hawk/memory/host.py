@@ -17,7 +17,7 @@ class HostConfig:
     """`[memory.NAME]` with `kind = "host"`."""
 
     capacity: Size = field(metadata={"help": "bytes of the memory"})
-    alignment: int = field(default=64, metadata={"help": "every allocation starts at a multiple of this"})
+    alignment: Size = field(default=64, metadata={"help": "every allocation starts at a multiple of this"})
     huge_pages: bool = field(default=False, metadata={"help": "hint the kernel to use huge pages"})
 
     def __post_init__(self) -> None:

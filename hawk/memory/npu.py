@@ -18,7 +18,7 @@ class EmulatedNpuConfig:
 
     capacity: Size = field(metadata={"help": "bytes in all channels together"})
     channels: int = field(default=8, metadata={"help": "memory channels of the device"})
-    alignment: int = field(
+    alignment: Size = field(
         default=64, metadata={"help": "every allocation and page starts at a multiple of this"}
     )
     huge_pages: bool = field(default=False, metadata={"help": "hint the kernel to use huge pages"})

@@ -23,6 +23,7 @@ from hawk.memory.base import MoveSupport
 from hawk.memory.channels import Channels, check_options, settle
 from hawk.memory.mapping import MADV_POPULATE_WRITE, Mapping
 from hawk.memory.region import Region
+from hawk.units import Size
 
 if TYPE_CHECKING:
     import ctypes
@@ -79,7 +80,7 @@ class NpuConfig:
 
     device: str = field(default="/dev/hawk_npu0", metadata={"help": "device of the kernel module hawk_npu"})
     channels: int = field(default=0, metadata={"help": "how many of its channels to claim; 0: all"})
-    alignment: int = field(
+    alignment: Size = field(
         default=64, metadata={"help": "every allocation and page starts at a multiple of this"}
     )
 

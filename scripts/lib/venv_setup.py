@@ -16,6 +16,7 @@ import selectors
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -233,7 +234,7 @@ def _leave(path: Path) -> None:
 def _pip(env: Environment, arguments: list[str], what: str) -> None:
     """`pip install` under the user's own pip settings, telling what it does as it goes."""
     say(f"installing {what}")
-    begun = time.monotonic()
+    begun, doing = time.monotonic(), what
     settings = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     command = [str(env.python), "-m", "pip", "install", *arguments]
     said = ""
@@ -254,7 +255,7 @@ def _pip(env: Environment, arguments: list[str], what: str) -> None:
         rest = b""
         while True:
             if not ready.select(HEARTBEAT_SECONDS):
-                say(f"  still at it after {time.monotonic() - begun:.0f} s")
+                say(f"  still at it after {time.monotonic() - begun:.0f} s: {doing}")
                 continue
             data = os.read(pip.stdout.fileno(), 65536)
             *lines, rest = (rest + data).split(b"\n")
@@ -265,12 +266,21 @@ def _pip(env: Environment, arguments: list[str], what: str) -> None:
                 log.write(line + "\n")
                 said += line + "\n"
                 if re.match(r"\s*(Collecting|Downloading|Building|Installing collected)\b", line):
-                    say("  " + re.sub(r"https?://\S+/", "", line.strip())[:100])
+                    doing = _short(line.strip())
+                    say(f"  {doing}")
             if not data:
                 break
     if pip.returncode != 0:
         reason, remedy = _diagnose(said.splitlines())
         raise SetupError(f"pip install failed ({reason}): {remedy}; all it said is in {env.log}")
+
+
+def _short(line: str) -> str:
+    """What pip says that it does, without addresses and the platforms of a wheel, cut between words."""
+    line = re.sub(r"https?://\S+/", "", line)
+    line = re.sub(r"-(cp|py)\d\S*\.whl", "", line)
+    line = re.sub(r"^Building (wheel|editable) for hawk-kv\b.*", "Building hawk-kv with its C core", line)
+    return textwrap.shorten(line, 100, placeholder=" ...")
 
 
 def _diagnose(lines: list[str]) -> tuple[str, str]:

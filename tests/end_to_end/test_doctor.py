@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from hawk.cli.doctor import _way
+from hawk.control.messages import TransportTry
+from hawk.doctor import Level
 from hawk.errors import PeerUnreachable, UnknownPeer
 from hawk.jobs import probes
 from hawk.operator import Operator
@@ -39,6 +43,19 @@ async def test_what_one_side_lacks_is_told_and_the_other_way_is_tried(site: Site
     assert ways["tcp"].ok
     assert not ways["shm"].ok
     assert "not offered by the peer" in ways["shm"].text
+    # On the other side it is a choice, of which nobody has to be warned.
+    way = TransportTry(transport="shm", ok=False, text="not in use on this side")
+    assert _way("peer d0", way, {"tcp"}).level is Level.OK
+    assert _way("peer d0", way, {"tcp", "shm"}).level is Level.WARN
+
+
+async def test_an_agent_that_is_not_there_is_not_its_peer(tmp_path: Path) -> None:
+    socket = tmp_path / "d0.sock"
+    said = json.loads(await hawk("doctor", "--peer", "p0", "--json", "--local", f"ipc://{socket}", status=1))
+    assert (said[-1]["name"], said[-1]["level"]) == ("own agent", "fail")
+    assert f"path={socket}" in said[-1]["text"]
+    assert ".fd" not in said[-1]["text"]
+    assert "peer p0" in said[-1]["remedy"]
 
 
 async def test_a_peer_that_is_not_there(site: Site) -> None:

@@ -42,3 +42,11 @@ async def test_an_example(pair: tuple[AgentProcess, AgentProcess], name: str) ->
         said, _ = await asyncio.wait_for(process.communicate(), LIMIT)
     assert process.returncode == 0, said.decode()
     assert SAYS[name] in said.decode()
+
+
+@pytest.mark.parametrize("name", sorted(set(SAYS) - {"embedded_pair.py"}))
+def test_without_its_agents_an_example_says_how_it_is_called(name: str) -> None:
+    done = subprocess.run([sys.executable, FOLDER / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("usage: python ")
+    assert "Traceback" not in done.stderr

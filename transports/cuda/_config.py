@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from hawk.errors import InvalidArgument
 from hawk.transports import _checks
+from hawk.units import Duration, Rate, Size
 
 
 @dataclass(frozen=True, slots=True)
 class CudaConfig:
-    """Settings of the cuda transport; sizes in bytes, durations in seconds.
+    """Settings of the cuda transport; sizes in bytes, durations in seconds, rates in bytes a second.
 
     gpu                the GPU that chunks are served from, as the driver numbers them
     streams            reads of one link that are under way at a time, each on a stream of its own
@@ -29,15 +30,15 @@ class CudaConfig:
 
     gpu: int = 0
     streams: int = 2
-    chunk: int = 64 << 20
-    piece: int = 256 << 20
+    chunk: Size = 64 << 20
+    piece: Size = 256 << 20
     kernels: bool = True
-    pace: float = 0.0
+    pace: Rate = 0.0
     directory: str = ""
-    grace: float = 2.0
+    grace: Duration = 2.0
     max_connections: int = 256
-    handshake_timeout: float = 5.0
-    connect_timeout: float = 5.0
+    handshake_timeout: Duration = 5.0
+    connect_timeout: Duration = 5.0
 
     def __post_init__(self) -> None:
         _checks.whole("transport.cuda.gpu", self.gpu, 0, 1 << 16)

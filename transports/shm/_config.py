@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hawk.transports import _checks
+from hawk.units import Duration, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,12 @@ class ShmConfig:
 
     directory: str = ""
     threads: int = 1
-    chunk: int = 8 << 20
-    piece: int = 64 << 20
-    grace: float = 2.0
+    chunk: Size = 8 << 20
+    piece: Size = 64 << 20
+    grace: Duration = 2.0
     max_connections: int = 256
-    handshake_timeout: float = 5.0
-    connect_timeout: float = 5.0
+    handshake_timeout: Duration = 5.0
+    connect_timeout: Duration = 5.0
 
     def __post_init__(self) -> None:
         _checks.whole("transport.shm.threads", self.threads, 1, 64)

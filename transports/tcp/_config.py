@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hawk.errors import InvalidArgument
 from hawk.transports import _checks
+from hawk.units import Duration, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,14 @@ class TcpConfig:
     port: int = 0
     advertise: str = ""
     streams: int = 2
-    socket_buffer: int = 4 << 20
-    chunk: int = 2 << 20
-    piece: int = 32 << 20
+    socket_buffer: Size = 4 << 20
+    chunk: Size = 2 << 20
+    piece: Size = 32 << 20
     max_connections: int = 256
     max_strangers: int = 64
-    handshake_timeout: float = 5.0
-    connect_timeout: float = 5.0
-    stall_timeout: float = 30.0
+    handshake_timeout: Duration = 5.0
+    connect_timeout: Duration = 5.0
+    stall_timeout: Duration = 30.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None

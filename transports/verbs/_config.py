@@ -7,6 +7,7 @@ from typing import Literal
 
 from hawk.errors import InvalidArgument
 from hawk.transports import _checks
+from hawk.units import Duration, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,21 @@ class VerbsConfig:
     depth: int = 256
     max_sge: int = 30
     reads: int = 16
-    message: int = 1 << 20
-    batch: int = 2 << 20
+    message: Size = 1 << 20
+    batch: Size = 2 << 20
     direction: Literal["pull", "push", "auto"] = "pull"
     push_windows: int = 32
     windows: Literal["auto", "off"] = "auto"
-    slice: int = 256 << 20
-    spin: float = 50e-6
-    timeout: float = 0.067
+    slice: Size = 256 << 20
+    spin: Duration = 50e-6
+    timeout: Duration = 0.067
     retries: int = 7
     traffic_class: int = 0
     service_level: int = 0
     max_connections: int = 256
     max_strangers: int = 64
-    handshake_timeout: float = 5.0
-    drain_timeout: float = 2.0
+    handshake_timeout: Duration = 5.0
+    drain_timeout: Duration = 2.0
 
     def __post_init__(self) -> None:
         for name, low, high in (

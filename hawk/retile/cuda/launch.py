@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hawk.errors import InvalidArgument, MissingDependency
+from hawk.memory.cuda_driver import load
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.spec import THREADS
@@ -67,7 +68,7 @@ class CudaRetiler:
     Raises
     ------
     MissingDependency
-        CuPy is not installed, or finds no driver
+        no driver, CuPy is not installed, or it finds no GPU
     InvalidArgument
         no such device
     """
@@ -77,6 +78,7 @@ class CudaRetiler:
             self._cupy: Any = import_module("cupy")
             count = self._cupy.cuda.runtime.getDeviceCount()
         except ImportError as error:
+            load()  # without a driver CuPy would be of no use: that is said first
             raise MissingDependency(
                 "retiling on a GPU needs CuPy",
                 field="device",

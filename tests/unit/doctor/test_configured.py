@@ -61,3 +61,11 @@ def test_a_folder_that_this_user_may_not_write_into(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path / "run")
     assert _found(tmp_path, "") == {"agent.local": f"this user may not write into {tmp_path / 'run'}"}
     assert list(_found(tmp_path, "", local="s")) == ["start"]
+
+
+def test_a_table_of_a_transport_that_is_not_preferred_is_told(tmp_path: Path) -> None:
+    table = "[transport.cuda]\ngpu = 99\n"
+    found = _found(tmp_path, f'[transport]\nprefer = ["tcp"]\n{table}')
+    assert list(found) == ["transport.cuda"]
+    assert found["transport.cuda"].startswith("perhaps: nothing in its table is used")
+    assert "transport.cuda" not in _found(tmp_path, f'[transport]\nprefer = ["tcp", "cuda"]\n{table}')

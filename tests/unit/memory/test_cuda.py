@@ -33,16 +33,23 @@ ILLEGAL, NO_ROOM, REFUSED = 700, 2, 801
 
 def test_without_a_driver_it_is_said_what_is_missing() -> None:
     code = (
+        "import sys\n"
         "from hawk.memory import cuda_driver, cuda_lib\n"
-        "def absent(name): raise OSError(name + ': cannot open shared object file')\n"
+        "def absent(name): raise OSError(name + sys.argv[1])\n"
         "cuda_lib.ctypes.CDLL = absent\n"
         "try: cuda_driver.load()\n"
         "except ImportError as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("MissingDependency libcuda.so.1: memory of a GPU needs the CUDA driver"), (
-        done.stderr
-    )
+    said = {}
+    for why in (": cannot open shared object file: No such file or directory", ": wrong ELF class"):
+        done = subprocess.run([sys.executable, "-c", code, why], capture_output=True, text=True, check=False)
+        said[why] = done.stdout
+    plain, odd = said.values()
+    assert plain.startswith("MissingDependency no CUDA driver on this machine. "), said
+    assert "libcuda" not in plain
+    assert odd.startswith(
+        "MissingDependency no CUDA driver on this machine; got libcuda.so.1: wrong ELF class"
+    ), said
 
 
 class Answers:

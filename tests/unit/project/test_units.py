@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawk.errors import InvalidArgument
-from hawk.units import approximate_size, format_duration, format_size, parse_duration, parse_size
+from hawk.units import (
+    approximate_size,
+    format_duration,
+    format_rate,
+    format_size,
+    kind_of,
+    parse_duration,
+    parse_rate,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +111,56 @@ def test_people_read_short_forms() -> None:
     assert format_size(10**9) == "1GB"
     assert approximate_size(1_234_567) == "1.18 MiB"
     assert approximate_size(1023 << 20) == "1023 MiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("25GB/s", 25e9),
+        ("25GB", 25e9),
+        ("1.5 MiB/s", 1.5 * 2**20),
+        ("7", 7.0),
+        (25e9, 25e9),
+        (0, 0.0),
+        ("0B/s", 0.0),
+    ],
+)
+def test_rates_are_read(text: object, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize(
+    "bad", ["5s", "GB/s", "25GB/h", "25/s/s", "", -1, True, None, math.nan, math.inf, 10**400, "1000TB/s"]
+)
+def test_what_is_no_rate_is_refused_with_its_field(bad: object) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_rate(bad, "pace")
+    assert caught.value.field == "pace"
+    assert "25GB/s" in str(caught.value.expected)
+
+
+@given(st.floats(min_value=0, max_value=1e14) | st.integers(min_value=0, max_value=10**14).map(float))
+def test_rates_are_written_so_that_they_read_back(rate: float) -> None:
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=1e-12, abs=1e-15)
+
+
+def test_small_durations_are_written_in_small_units() -> None:
+    assert [format_duration(s) for s in (50e-6, 0.067, 0.3)] == ["50us", "67ms", "300ms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("5s", "a duration"),
+        ("10m", "a duration"),
+        ("7KB", "a size"),
+        ("7mib", "a size"),
+        ("25GB/s", "a rate"),
+        ("7", ""),
+        ("abc", ""),
+        ("5s/s", ""),
+        (7, ""),
+    ],
+)
+def test_text_with_a_unit_tells_what_it_is(text: object, kind: str) -> None:
+    assert kind_of(text) == kind

@@ -327,3 +327,26 @@ def test_the_quick_tiers_are_spread_over_the_processors(monkeypatch: pytest.Monk
     assert tiers.workers(unit, [])[1] == "4"
     monkeypatch.setenv("HAWK_TEST_WORKERS", "1")
     assert tiers.workers(unit, []) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "Downloading https://host/a/pyzmq-27.1.0-cp312-abi3-manylinux_2_26_x86_64.manylinux_2_28.whl (840 kB)",
+            "Downloading pyzmq-27.1.0 (840 kB)",
+        ),
+        ("Collecting numpy>=2", "Collecting numpy>=2"),
+        ("Building editable for hawk-kv (pyproject.toml): started", "Building hawk-kv with its C core"),
+    ],
+)
+def test_what_is_told_of_pip_is_short(said: str, told: str) -> None:
+    assert setup._short(said) == told
+
+
+def test_a_long_list_is_cut_between_words() -> None:
+    words = [f"package-{number}" for number in range(30)]
+    told = setup._short("Installing collected packages: " + ", ".join(words))
+    assert len(told) <= 100
+    assert told.endswith(" ...")
+    assert told.removesuffix(" ...").split()[-1].rstrip(",") in words

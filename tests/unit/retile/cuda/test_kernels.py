@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from hawk.errors import InvalidArgument, MissingDependency
+from hawk.memory.cuda_driver import using
 from hawk.retile import cpu
-from hawk.retile.cuda import bases, source, tables
+from hawk.retile.cuda import bases, launch, source, tables
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.launch import CudaRetiler, span
 from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.tables import MAX_PARTS, bind, split
 from hawk.retile.rows import RowsStep
+from tests.fake_cuda import FakeCuda
 from tests.unit.retile import layouts as lay
 from tests.unit.retile.cuda import on_cpu
 from tests.unit.retile.cuda.on_cpu import Kernels, aligned
@@ -213,9 +215,19 @@ def test_errors_name_the_field():
 
 def test_without_cupy_it_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MissingDependency, match="CuPy") as caught:
+    with using(FakeCuda()), pytest.raises(MissingDependency, match="CuPy") as caught:
         CudaRetiler()
     assert "hawk-kv[cuda]" in str(caught.value)
+
+
+def test_without_a_driver_nobody_is_sent_for_cupy(monkeypatch):
+    def absent():
+        raise MissingDependency("no CUDA driver on this machine")
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(launch, "load", absent)
+    with pytest.raises(MissingDependency, match="no CUDA driver"):
+        CudaRetiler()
 
 
 def test_memory_of_a_gpu_is_taken_by_its_interface():
