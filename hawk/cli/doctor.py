@@ -89,7 +89,7 @@ def _peer(local: str | None, file: Path | None, peer: str, timeout: float) -> li
         if not reached:  # it is not the peer that is at fault
             remedy = error.hint or "Name a running agent, by --local or --config"
             error.hint = None
-            return [fail("own agent", str(error), f"{remedy}; it is the one that tries {name}")]
+            return [fail("own agent", str(error), f"It is this agent that tries {name}. {remedy}")]
         hint = error.hint or "`hawk peers` shows whom the agent knows"
         return [fail(name, error.message if error.hint else str(error), hint)]
     found = [_way(name, way, in_use) for way in tries]
