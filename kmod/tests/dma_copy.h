@@ -7,6 +7,7 @@
 #ifndef HAWK_NPU_DMA_COPY_H
 #define HAWK_NPU_DMA_COPY_H
 
+#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/highmem.h>
 #include <linux/io.h>
@@ -101,14 +102,17 @@ static inline int dma_copy(struct sg_table *sgt, u64 offset, void *bytes, u64 n,
 	return done == n ? 0 : -EINVAL;
 }
 
-/* A device that the module makes. */
-static inline struct platform_device *make_device(const char *name)
+/* A device that the module makes; its DMA operations, where it has its own. */
+static inline struct platform_device *make_device(const char *name, const struct dma_map_ops *ops)
 {
 	struct platform_device *made = platform_device_register_simple(name, PLATFORM_DEVID_NONE, NULL, 0);
 	int ret;
 
 	if (IS_ERR(made))
 		return made;
+	/* Before the mask: newer kernels see only then whether it has to be synchronised. */
+	if (ops)
+		set_dma_ops(&made->dev, ops);
 	ret = dma_set_mask_and_coherent(&made->dev, DMA_BIT_MASK(64));
 	if (!ret)
 		return made;
@@ -121,7 +125,7 @@ static inline int add_devices(struct platform_device **own, struct miscdevice *m
 {
 	int ret;
 
-	*own = make_device(KBUILD_MODNAME);
+	*own = make_device(KBUILD_MODNAME, NULL);
 	if (IS_ERR(*own))
 		return PTR_ERR(*own);
 	ret = misc_register(misc);

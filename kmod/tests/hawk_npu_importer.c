@@ -299,10 +299,9 @@ static int __init importer_init(void)
 {
 	int ret;
 
-	bouncing = make_device(KBUILD_MODNAME "_bouncing");
+	bouncing = make_device(KBUILD_MODNAME "_bouncing", &bounce_ops);
 	if (IS_ERR(bouncing))
 		return PTR_ERR(bouncing);
-	set_dma_ops(&bouncing->dev, &bounce_ops);
 	ret = add_devices(&own, &importer_misc);
 	if (ret)
 		platform_device_unregister(bouncing);
