@@ -36,11 +36,11 @@ def serve_proxy(listen: str, prefill: tuple[str, ...], decode: tuple[str, ...], 
     import uvloop
 
     from hawk.integrations.http import Server
-    from hawk.integrations.proxy import Proxy
+    from hawk.integrations.proxy import Proxy, silent
     from hawk.observe.log import configure
 
     configure()
-    here = Server.parse(listen, "--listen")
+    here = Server.parse(listen, "--listen", "HOST:PORT")
     prefills = [Server.parse(address, "--prefill") for address in prefill]
     decodes = [Server.parse(address, "--decode") for address in decode]
 
@@ -52,7 +52,9 @@ def serve_proxy(listen: str, prefill: tuple[str, ...], decode: tuple[str, ...], 
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         proxy = Proxy(prefills, decodes, early=not sequential)
         port = await proxy.start(here.host, here.port)
-        click.echo(f"http://{here.host}:{port}")
+        click.echo(str(Server(here.host, port)))
+        for server in await silent([*prefills, *decodes]):
+            click.echo(f"hawk: no server answers yet at {server}", err=True)
         await stop.wait()
         await proxy.close()
 

@@ -25,7 +25,7 @@ from hawk.agent import Agent
 from hawk.cache_gpu import drop, set_mark
 from hawk.client import connect
 from hawk.errors import Aborted, DeadlineExceeded, HawkError, InvalidArgument
-from hawk.integrations import remote, stats
+from hawk.integrations import processors, remote, stats
 from hawk.integrations.keeping import keep
 from hawk.integrations.orders import Ended, Fetching, Offering, fetch, offer, release
 from hawk.integrations.settings import agent_config, beside, reachable
@@ -99,6 +99,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            processors.take(self.settings.cpus)  # first: the threads that this one starts have what it has
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main())
         except BaseException as error:  # noqa: BLE001 - it is told where the engine can hear it

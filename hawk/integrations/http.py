@@ -50,23 +50,30 @@ class Server:
     port: int
 
     @classmethod
-    def parse(cls, address: str, field: str) -> Server:
-        """Raises `InvalidArgument` for what is no such address."""
-        parts = urlsplit(address if "//" in address else f"//{address}")
+    def parse(cls, address: str, field: str, expected: str = "http://HOST:PORT") -> Server:
+        """Raises `InvalidArgument`, saying why, for what is no such address."""
+
+        def wrong(why: str) -> InvalidArgument:
+            return InvalidArgument(why, field=field, got=address, expected=expected)
+
+        try:
+            parts = urlsplit(address if "//" in address else f"//{address}")
+            host = parts.hostname
+        except ValueError:
+            raise wrong("no address of a server") from None
+        if parts.scheme not in ("", "http"):
+            raise wrong(f"engines are asked by plain http, not by {parts.scheme}")
+        if not host or (address.isdecimal() and "//" not in address):
+            raise wrong("the host is missing")
         try:
             port = parts.port
         except ValueError:
-            port = None
-        if (
-            parts.scheme not in ("", "http")
-            or not parts.hostname
-            or port is None
-            or parts.path not in ("", "/")
-        ):
-            raise InvalidArgument(
-                "no address of a server", field=field, got=address, expected="http://HOST:PORT"
-            )
-        return cls(parts.hostname, port)
+            raise wrong("no port: it is a number up to 65535") from None
+        if port is None:
+            raise wrong("the port is missing")
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise wrong("an address ends with its port: the path is each request's own")
+        return cls(host, port)
 
     def __str__(self) -> str:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"

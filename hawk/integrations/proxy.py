@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import BadFrame, Busy, DeadlineExceeded, HawkError, InternalError, PeerLost
+from hawk.errors import BadFrame, Busy, DeadlineExceeded, HawkError, InternalError, InvalidArgument, PeerLost
 from hawk.integrations import http
 from hawk.integrations.remote import new_transfer
 from hawk.observe.log import get as get_log
@@ -68,8 +69,18 @@ class Proxy:
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
-        """Listens; returns the port, which the system chooses for 0."""
-        self._server = await asyncio.start_server(self._accepted, host, port, limit=http.HEAD, backlog=2048)
+        """Listens; returns the port, which the system chooses for 0.  Raises `InvalidArgument`."""
+        try:
+            self._server = await asyncio.start_server(
+                self._accepted, host, port, limit=http.HEAD, backlog=2048
+            )
+        except OSError as fault:
+            reason = fault.strerror or str(fault)
+            if fault.errno == errno.EADDRINUSE:
+                reason = "another program listens there"
+            raise InvalidArgument(
+                "cannot listen", field="--listen", got=f"{host}:{port}", reason=reason
+            ) from fault
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -138,7 +149,12 @@ class Proxy:
             await self._at_once(prefill, decode, head, asked, writer)
         else:
             params = await self._prefilled(prefill, head, asked, {"do_remote_decode": True})
-            await _decode(decode, head, asked, params, writer)
+            try:
+                await _decode(decode, head, asked, params, writer)
+            except HawkError as fault:
+                if params is None:
+                    fault.facts["failed_too"] = str(prefill.server)
+                raise
 
     async def _prefilled(
         self, prefill: Prefill, head: Head, asked: Mapping[str, Any], params: dict[str, Any]
@@ -200,6 +216,22 @@ class Proxy:
             await _ended(first, second)
 
 
+async def silent(servers: Sequence[Server]) -> list[Server]:
+    """Those that accept no connection now: an engine may take minutes to start."""
+
+    async def answers(server: Server) -> bool:
+        try:
+            async with asyncio.timeout(http.CONNECT):
+                _, writer = await asyncio.open_connection(server.host, server.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    found = await asyncio.gather(*map(answers, servers))
+    return [server for server, well in zip(servers, found, strict=True) if not well]
+
+
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancels the tasks and returns when they are over, also where the caller is cancelled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
@@ -257,6 +289,8 @@ async def _relay(
     """
     async with http.asked(server, sent) as (told, reader):
         piece = b""
+        if told.status >= 500:
+            log.warning("an engine answers with an error", server=str(server), status=told.status)
         if started is not None:
             try:
                 piece = await reader.read(1 << 16)

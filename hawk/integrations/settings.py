@@ -13,6 +13,7 @@ from hawk.config import load_config
 from hawk.config_files import Leaf
 from hawk.config_read import Reader, option
 from hawk.errors import ConfigError
+from hawk.integrations import processors
 from hawk.integrations.remote import worker_address, worker_name
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Settings:
         "", 'A hawk-agent beside the engine, "ipc://PATH" with {rank} for the worker; else embedded.'
     )
     config: Path | None = option(None, "Configuration file of the embedded agent, as for hawk-agent.")
+    cpus: str = option(
+        "",
+        'Processors for the threads of the connector and its agent, such as "0-3,8".',
+        shown_default="those the engine had before it bound its OpenMP threads",
+    )
     ttl: Duration = option(
         60.0, "How long a prefilled request waits to be fetched before its blocks are free again."
     )
@@ -75,6 +81,8 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
         reader.problems.append(f"{WHERE}: {_TABLES}: expected tables, as of a configuration file")
     if not reader.problems and settings.agent and (settings.config or tables or settings.control):
         reader.problems.append(f"{WHERE}: agent: an agent beside the engine has its own configuration")
+    if not reader.problems and settings.cpus:
+        processors.parse(settings.cpus)
     if reader.problems:
         raise ConfigError(f"{len(reader.problems)} wrong in {WHERE}", problems=tuple(reader.problems))
     return replace(settings, hawk=tables)

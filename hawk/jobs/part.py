@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from hawk.control.messages import Fetch, pack_blocks
 from hawk.errors import (
     Aborted,
+    DeadlineExceeded,
     HawkError,
     LeaseExpired,
     TransportError,
@@ -43,6 +44,8 @@ log = get_log("hawk.jobs.part")
 CONNECT_TIMEOUT = 10.0
 CONNECT_SHARE = 0.8
 """Part of a fetch's time that connecting may take, so that "nobody is there" is said, and not "too late"."""
+
+_LEAST = 0.1
 
 PARTS_SINCE = 2
 """The first protocol version whose peers know parts."""
@@ -179,13 +182,14 @@ class PartJob:
         context, request = self.context, self.request
         self._move_to(State.CONNECTING)
         began = time.perf_counter()
-        timeout = min(CONNECT_TIMEOUT, request.timeout * CONNECT_SHARE)
+        patience = request.timeout * CONNECT_SHARE
+        timeout, until = min(CONNECT_TIMEOUT, patience), began + patience
         self.waits = f"{request.source} to answer"
         async with context.peers.session(request.source, request.address, timeout=timeout) as session:
             choice = choose(transports, context.transports, session.endpoints)
             self.result.transport = choice.name
             log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)
-            link = await context.links.get(session, choice.name, timeout=timeout)
+            link = await self._link(session, choice.name, until)
             if context.landings is not None:
                 capabilities = context.transports[choice.name].capabilities
                 link = await context.landings.through(link, capabilities, request.cache.gpu)
@@ -212,6 +216,19 @@ class PartJob:
                 raise
             finally:
                 dialogue.detach()
+
+    async def _link(self, session: PeerSession, transport: str, until: float) -> Link:
+        """A link, tried for again as long as the peer is there and there is time: it may be busy for that long."""
+        while True:
+            left = until - time.perf_counter()
+            try:
+                return await self.context.links.get(
+                    session, transport, timeout=max(min(CONNECT_TIMEOUT, left), _LEAST)
+                )
+            except DeadlineExceeded as late:
+                if left <= CONNECT_TIMEOUT or session.state != "up":
+                    raise
+                log.info("connecting again", job=self.request.job, transport=transport, reason=str(late))
 
     async def _exchange(
         self, session: PeerSession, dialogue: Dialogue, receiver: Receiver, link: Link

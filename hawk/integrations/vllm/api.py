@@ -16,6 +16,9 @@ from hawk.cache import CacheSpec
 from hawk.convert import convert
 from hawk.errors import MissingDependency, RegistrationFailed
 from hawk.integrations.remote import Grid, Model
+from hawk.observe.log import get as get_log
+
+log = get_log("hawk.integrations.vllm")
 
 SUPPORTED = ("0.32", "0.33")
 """The first version of vLLM that this was tried with, and the first that it was not."""
@@ -77,6 +80,7 @@ __all__ = [
     "KVConnectorStats",
     "KVConnectorTransferResults",
     "SupportsHMA",
+    "allow_tiles",
     "create_metric_per_engine",
     "cpu_page",
     "grid_of",
@@ -188,6 +192,19 @@ def pages_of(config: Any, layer: str) -> str:
     found = attention(config, layer)
     backend = found.get_attn_backend() if hasattr(found, "get_attn_backend") else found.attn_backend
     return str(backend.get_name())
+
+
+def allow_tiles(isa: str) -> None:
+    """Asks Linux for the tile registers (AMX) that attention of this kind computes with; once is for the process.
+
+    vLLM leaves that to the library that multiplies its matrices, which asks at the first prompt of several tokens.  An
+    engine that has fetched its first prompt computes a single token, and would end by an illegal instruction.
+    """
+    if isa == "amx":
+        import torch
+
+        if not torch.cpu._init_amx():
+            log.warning("the system does not allow AMX, by which this engine's attention is to compute")
 
 
 def cpu_page(isa: str, tensor: Any) -> str:

@@ -114,8 +114,7 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Any will do."""
-        return None
+        """None: any will do."""
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HawkStats:
@@ -231,9 +230,10 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
         """What was offered keeps its blocks until it was fetched; what was never fetched is given back."""
         books, key = self._books, request.request_id
         assert books is not None
-        params = self._wanted(request)
-        if params is not None:
-            books.unwanted(key, params, len(request.prompt_token_ids), self._digest(request))
+        if (params := self._wanted(request)) is not None:
+            # What vLLM refused or failed comes once more with a made-up prompt, for the other side to be told.
+            digest = "" if getattr(request, "abort_immediately", False) else self._digest(request)
+            books.unwanted(key, params, len(request.prompt_token_ids), digest)
             params["do_remote_prefill"] = False
         self._digests.pop(key, None)
         well = request.status.name in ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")
@@ -279,7 +279,8 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
         )
         page = f"vllm/{layout.lower()}"
         if first.device.type == "cpu" and api.pages_of(self._config, names[0]) == "CPU_ATTN":
-            page = api.cpu_page(api.attention(self._config, names[0]).isa, first)
+            api.allow_tiles(isa := api.attention(self._config, names[0]).isa)
+            page = api.cpu_page(isa, first)
         codec = api.CODECS.get(str(first.dtype))
         if codec is None:
             raise RegistrationFailed(

@@ -1,7 +1,8 @@
 """What a client's words, or a bug of our own, may cost: the request's transfer, and never the engine."""
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,31 @@ def test_a_prefill_with_another_adapter_is_another_prompts(vllm: None, short_pat
         request.lora_request = SimpleNamespace(lora_name="poems")
         assert d.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
         assert d.scheduler.get_kv_connector_stats().data["other_prompt"] == 1
+
+
+def test_a_request_that_vllm_refused_frees_the_other_side(vllm: None, short_path: Path) -> None:
+    """vLLM then says that it has ended, under another name and with a prompt of its own making."""
+    with pair(short_path) as (p, d):
+        answer = prefill(p, "p", list(range(10)))
+        request = d.request("d", [0], answer)
+        request.abort_immediately = True
+        request.status = SimpleNamespace(name="FINISHED_ABORTED")
+        assert d.scheduler.request_finished(request, []) == (False, None)
+        d.step()
+        assert steps(p, lambda r: r.finished_sending).finished_sending == {"p"}
+        assert not d.scheduler._books.counts["other_prompt"]
+        assert p.worker.get_kv_connector_stats().data["consumed"] == 1
+
+
+def test_tiles_are_asked_for_where_attention_needs_them(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose first step decodes what it fetched would otherwise die of an illegal instruction."""
+    from hawk.integrations.vllm import api
+
+    asked = []
+    torch = ModuleType("torch")
+    torch.cpu = SimpleNamespace(_init_amx=lambda: asked.append("amx") or True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    api.allow_tiles("vec")
+    assert asked == []
+    api.allow_tiles("amx")
+    assert asked == ["amx"]

@@ -165,6 +165,7 @@ class FakeSession:
     name = "p0"
     generation = 1
     version = PROTOCOL_VERSION
+    state = "up"
 
     def __init__(self, out: Callable[[PeerMessage], None]) -> None:
         self.endpoints = {"tcp": ENDPOINT}

@@ -20,7 +20,7 @@ from hawk.errors import (
     PeerLost,
     RangeBusy,
 )
-from hawk.jobs import dialogue
+from hawk.jobs import dialogue, part
 from hawk.jobs.admission import Admission
 from hawk.jobs.offers import Outcome
 from hawk.jobs.receive import DEPTH
@@ -374,3 +374,26 @@ async def test_who_is_there_is_told_when_this_agent_is_to_be_read_in_another_way
             made.server.peers[identity] = SimpleNamespace(identity=identity, generation=0, name="", version=2)
         made.serving.guests.greet()
         assert made.seen == ["welcome", "welcome"]  # the first when it came
+
+
+async def test_a_link_that_comes_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "CONNECT_TIMEOUT", 0.2)
+    async with rig() as made:
+        entry = made.offer()
+        given = []
+
+        async def busy(session: object, transport: str, *, timeout: float) -> object:
+            given.append(timeout)
+            if len(given) < 3:
+                raise DeadlineExceeded("the peer did not answer", timeout=timeout)
+            return made.transport
+
+        monkeypatch.setattr(made, "get", busy)
+        await made.fetch(entry.claim).run()
+        assert given == [0.2] * 3
+        # A peer that is gone is not waited for.
+        given.clear()
+        made.peer.state = "lost"
+        with pytest.raises(DeadlineExceeded, match="the peer did not answer"):
+            await made.fetch(made.offer(request="s").claim, request="s").run()
+        assert len(given) == 1
