@@ -40,6 +40,7 @@ OF_ITS_OWN = {
     "tenstorrent/kv-sharded": CacheShape(layers=2, heads=2, dim=128, block_size=64, blocks=3),
     "flashinfer/mla": CacheShape(layers=2, heads=1, dim=576, block_size=4, blocks=3, kvs=1),
     "vllm/mla-fp8": CacheShape(layers=2, heads=1, dim=576, block_size=4, blocks=3, kvs=1),
+    "vllm/cpu-amx": CacheShape(layers=2, heads=2, dim=64, block_size=32, blocks=3),
 }
 """Shapes for layouts that do not hold every one."""
 
