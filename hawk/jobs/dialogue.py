@@ -80,6 +80,7 @@ class Dialogue:
         self._settled = False
         self._abort: Abort | None = None
         self._fault: HawkError | None = None
+        self._parted = False
         self._lease: Lease | None = None
         self._keep_alive: asyncio.TimerHandle | None = None
         self._polls: dict[int, float] = {}
@@ -89,7 +90,7 @@ class Dialogue:
 
     def attach(self) -> None:
         """Frames of this attempt come here from now on."""
-        self._session.attach(self.id, self.on_message, self.fail)
+        self._session.attach(self.id, self.on_message, self._lost)
 
     def detach(self) -> None:
         """The attempt has ended, and nothing of this is asked any more.
@@ -158,6 +159,14 @@ class Dialogue:
             self._fault = self._fault or error
         self._wake()
 
+    def _lost(self, error: HawkError) -> None:
+        """The peer died, restarted or will not talk with this agent.
+
+        An ending that it tells of after that, even in the same turn of the loop, only follows from it.
+        """
+        self._parted = self._parted or (self.ended is None and self._fault is None)
+        self.fail(error)
+
     def _wake(self) -> None:
         waits, self._waits = self._waits, []
         for wait in waits:
@@ -193,7 +202,7 @@ class Dialogue:
 
     def _raise(self) -> None:
         """Raises what has ended the attempt, if anything has."""
-        if self.ended is not None:
+        if self.ended is not None and not self._parted:
             raise self.ended
         if self._fault is not None:
             raise self._fault

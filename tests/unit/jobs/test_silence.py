@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from hawk.control.frames import PROTOCOL_VERSION
-from hawk.control.messages import Abort, Fetch, Hello, PeerMessage
-from hawk.errors import Aborted, BadFrame, PeerLost
+from hawk.control.messages import Abort, Ended, Fetch, Hello, PeerMessage
+from hawk.errors import Aborted, BadFrame, PeerLost, PeerUnreachable
 from hawk.jobs import dialogue
 from tests.unit.jobs import clock
-from tests.unit.jobs.rig import PEER, rig
+from tests.unit.jobs.rig import PEER, FakeSession, rig
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -95,3 +95,20 @@ def test_a_fetch_that_asks_again_waits_as_long_as_it_likes(monkeypatch: pytest.M
             made.check_bytes()
 
     clock.run(run())
+
+
+@pytest.mark.parametrize("order", ["refused first", "ended first"])
+async def test_of_a_refusal_and_an_end_in_one_turn_the_first_counts(order: str) -> None:
+    """A peer that talks no more with this agent ends its jobs, too; why it ended them is what it said first."""
+    refused, ended = PeerUnreachable("another name"), PeerLost("the consumer is gone")
+    session = FakeSession(lambda message: None)
+    talk = dialogue.Dialogue(session, lambda: None)  # type: ignore[arg-type]
+    talk.attach()
+    asked = asyncio.ensure_future(talk.prepared(0))
+    await asyncio.sleep(0)
+    words = [lambda: session.lose(refused), lambda: session.take(Ended(talk.id, ended.to_wire()))]
+    for word in words if order == "refused first" else reversed(words):
+        word()
+    with pytest.raises(PeerUnreachable if order == "refused first" else PeerLost):
+        await asked
+    talk.detach()
