@@ -58,6 +58,15 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.fixture
+def driver_with_rows(driver: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> "FakeCuda":
+    """The same with the kernel that copies rows, made up as well."""
+    from tests.fake_cuda_parts import fake_rows
+
+    fake_rows(monkeypatch, driver)
+    return driver
+
+
+@pytest.fixture
 def driver() -> Iterator["FakeCuda"]:
     """A CUDA driver of two GPUs that is made up; tests of whole jobs leave nothing on them."""
     from hawk.memory import cuda_driver

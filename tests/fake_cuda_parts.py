@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.memory import cuda_rows
 from hawk.memory.cuda_driver import CudaFault
 from hawk.retile.cuda.shelf import Shelf
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.fake_cuda import FakeCuda
 
 
@@ -236,3 +239,9 @@ class Kernels:
             self._driver.put(stream, work)
 
         return type("Prepared", (), {"launch": staticmethod(launch)})
+
+
+def fake_rows(monkeypatch: pytest.MonkeyPatch, driver: FakeCuda) -> None:
+    """Has rows on every GPU of `driver` copied by `FakeRows`; no kernel of another test is left over."""
+    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(driver))
+    monkeypatch.setattr(cuda_rows, "_kernels", {})

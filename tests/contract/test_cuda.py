@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hawk.memory import cuda_driver, cuda_rows
+from hawk.memory import cuda_driver
 from hawk.memory.cuda import DeviceRegion, device
 from hawk.memory.cuda_shared import SharedDeviceMemory
 from hawk.transports.cuda import CudaConfig, CudaTransport
 from hawk.transports.testing import SharedArena, Targets, TransportContract, _access, _ends, _moving, pattern
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeRows
 
 SMALL = {"chunk": 256 << 10, "piece": 1 << 20, "grace": 0.2}
 
@@ -52,13 +51,9 @@ class OnGpus(Targets):
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
-    with cuda_driver.using(fake):
-        yield fake
-    assert not fake.left()
+def driver(driver_with_rows: FakeCuda) -> Iterator[FakeCuda]:
+    yield driver_with_rows
+    assert not driver_with_rows.left()
 
 
 @pytest.mark.usefixtures("driver")

@@ -20,11 +20,11 @@ from hawk.cli.bench import bench
 from hawk.demo import scenario
 from hawk.errors import MissingDependency
 from hawk.jobs.gpus import Gpus
-from hawk.memory import cuda_driver, cuda_rows
+from hawk.memory import cuda_driver
 from tests.end_to_end.test_bench_gpu import little_cupy
 from tests.end_to_end.test_between import Here
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeArray, FakeRows, Kernels
+from tests.fake_cuda_parts import FakeArray, Kernels, fake_rows
 from tests.unit.retile.cuda.on_cpu import Kernels as Compiled
 
 
@@ -127,8 +127,7 @@ def test_into_another_gpu_over_a_slower_link(
     cupy.asarray = lambda content: Buffers(driver, content)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: made))
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(driver))
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
+    fake_rows(monkeypatch, driver)
     monkeypatch.setattr(overlap, "CudaRetiler", lambda number: types.SimpleNamespace(device=number))
     monkeypatch.setattr(overlap, "Prefill", idle(driver))
     found = overlap.run(tokens=(64,), runs=1, into="cuda:1", start=Here)

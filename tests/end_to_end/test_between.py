@@ -20,12 +20,12 @@ from hawk.bench.between_process import Process
 from hawk.demo import scenario
 from hawk.errors import InternalError, InvalidArgument
 from hawk.jobs.gpus import Gpus
-from hawk.memory import cuda_driver, cuda_rows
+from hawk.memory import cuda_driver
 from hawk.retile.cpu import run_step
 from hawk.transports.cuda._client import CudaLane
 from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeRows
+from tests.fake_cuda_parts import fake_rows
 
 
 class Retiler:
@@ -65,8 +65,7 @@ class Here(between.Decode):
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda(devices=2)
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
+    fake_rows(monkeypatch, fake)
     monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Retiler(fake)))
     monkeypatch.setattr(between, "_CHUNK", 256 << 10)
     monkeypatch.setattr(between_naive, "SOCKETS", (1, 2))

@@ -16,13 +16,12 @@ from hawk.client import Client
 from hawk.errors import HawkError
 from hawk.handles import DeviceCache
 from hawk.jobs.gpus import Gpus
-from hawk.memory import cuda_driver, cuda_rows
 from hawk.memory.cuda import device
 from tests.end_to_end import caches as c
 from tests.end_to_end.test_gpu import on_gpu
 from tests.end_to_end.test_other_clients import embedded
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeRows, Kernels
+from tests.fake_cuda_parts import Kernels
 from tests.unit.retile.cuda.on_cpu import Kernels as Compiled
 
 OVER_CUDA = '[transport]\nprefer = ["cuda", "tcp"]\n'
@@ -37,13 +36,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
-    with cuda_driver.using(fake):
-        yield fake
-    assert not fake.left()
+def driver(driver_with_rows: FakeCuda) -> Iterator[FakeCuda]:
+    yield driver_with_rows
+    assert not driver_with_rows.left()
 
 
 @pytest.fixture

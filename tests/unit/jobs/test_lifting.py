@@ -11,12 +11,12 @@ import pytest
 from hawk.errors import HawkError, OutOfMemory
 from hawk.jobs import lifting
 from hawk.jobs.lifting import SLOTS, Landings, lift
-from hawk.memory import cuda_driver, cuda_rows, scrub
+from hawk.memory import cuda_driver, scrub
 from hawk.memory.cuda import CudaMemory
 from hawk.memory.region import ByteRanges, Moves, Region, Segments
 from hawk.transports.base import Capabilities, Link
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeRows
+from tests.fake_cuda_parts import fake_rows
 
 REFUSED, FULL = 801, 2
 SIZE = 1 << 16
@@ -41,8 +41,7 @@ class Strict(FakeCuda):
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = Strict()
     monkeypatch.setattr(lifting, "SLOT", SIZE // 2)
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
+    fake_rows(monkeypatch, fake)
     with cuda_driver.using(fake):
         yield fake
     assert not fake.left()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from hawk.errors import DeadlineExceeded, DeviceLost, HawkError, InvalidArgument, NotViable, PeerUnreachable
-from hawk.memory import cuda_driver, cuda_rows
+from hawk.memory import cuda_rows
 from hawk.memory.cuda import CudaMemory, device
 from hawk.memory.cuda_share import Exported
 from hawk.memory.region import Region, Segments
@@ -24,12 +23,8 @@ ILLEGAL = 700
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
-    with cuda_driver.using(fake):
-        yield fake
+def driver(driver_with_rows: FakeCuda) -> FakeCuda:
+    return driver_with_rows
 
 
 class Ends:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from hawk.errors import HawkError, InternalError
-from hawk.memory import cuda_driver, cuda_rows
 from hawk.memory.cuda import CudaMemory
 from hawk.memory.region import Region, Segments
 from hawk.transports.cuda import CudaConfig, CudaTransport
 from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
-from tests.fake_cuda_parts import FakeRows
 
 GIVE_BACK = {"release", "drop_event"}
 """Calls after whose failure something stays: nothing can be done about that."""
@@ -25,12 +22,8 @@ SIZE = 1 << 16
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    fake = FakeCuda(devices=2)
-    monkeypatch.setattr(cuda_rows, "_kernels", {})
-    monkeypatch.setattr(cuda_rows, "make", lambda number: FakeRows(fake))
-    with cuda_driver.using(fake):
-        yield fake
+def driver(driver_with_rows: FakeCuda) -> FakeCuda:
+    return driver_with_rows
 
 
 async def reads(driver: FakeCuda, call: str = "", at: int = 0) -> dict[str, int]:
