@@ -7,6 +7,12 @@ import os
 import socket
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hawk.transports import _checks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def _read_boot_id() -> str:
@@ -43,3 +49,28 @@ def network() -> str:
 def mounts() -> str:
     """A string that two processes share only if they see the same files."""
     return f"{boot_id()}:{_namespace('mnt')}"
+
+
+def listening(path: str, token: bytes) -> dict[str, str]:
+    """What the endpoint says of a Unix socket: its path, the token that admits a connection, which machine and user."""
+    return {
+        "path": path,
+        "token": token.hex(),
+        "boot": boot_id(),
+        "mounts": mounts(),
+        "uid": str(os.geteuid()),
+    }
+
+
+def objection(endpoint: Mapping[str, str]) -> str | None:
+    """Why the socket that `listening` told of is out of reach: another host, another user, or nowhere we can see."""
+    path = endpoint.get("path", "")
+    if not path or _checks.token_of(endpoint.get("token", "")) is None:
+        return "the peer does not listen: its endpoint has no path or no token"
+    if endpoint.get("boot") != boot_id():
+        return "the peer runs on another host"
+    if endpoint.get("uid") != str(os.geteuid()):
+        return f"the peer runs as user {endpoint.get('uid')}, we as {os.geteuid()}"
+    if endpoint.get("mounts") != mounts() and not os.path.exists(path):
+        return f"the peer runs in another container; share {os.path.dirname(path)} with this one"
+    return None

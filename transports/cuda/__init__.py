@@ -14,7 +14,6 @@ copy: its memory stays until nobody has it mapped.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from typing import TYPE_CHECKING, ClassVar
 
@@ -133,13 +132,8 @@ class CudaTransport(Transport):
     @property
     def endpoint(self) -> dict[str, str]:
         """The socket's path, the token that admits a connection, which machine and user that is, and the GPU."""
-        return {
-            "path": self._server.path if self._server is not None else "",
-            "token": self._token.hex(),
-            "boot": _machine.boot_id(),
-            "mounts": _machine.mounts(),
-            "uid": str(os.geteuid()),
-            "gpu": self._identity,
+        return _machine.listening(self._server.path if self._server is not None else "", self._token) | {
+            "gpu": self._identity
         }
 
     def serve(self, region: Region) -> None:
@@ -190,17 +184,9 @@ class CudaTransport(Transport):
 
     def reachable(self, endpoint: Mapping[str, str]) -> Viability:
         """Refuses another host, another user, a GPU that is not seen here, and one that ours does not reach."""
-        path, gpu = endpoint.get("path", ""), endpoint.get("gpu", "")
-        if not path or _checks.token_of(endpoint.get("token", "")) is None:
-            return Viability(False, "the peer does not listen: its endpoint has no path or no token")
-        if endpoint.get("boot") != _machine.boot_id():
-            return Viability(False, "the peer runs on another host")
-        if endpoint.get("uid") != str(os.geteuid()):
-            return Viability(False, f"the peer runs as user {endpoint.get('uid')}, we as {os.geteuid()}")
-        if endpoint.get("mounts") != _machine.mounts() and not os.path.exists(path):
-            return Viability(
-                False, f"the peer runs in another container; share {os.path.dirname(path)} with this one"
-            )
+        if (why := _machine.objection(endpoint)) is not None:
+            return Viability(False, why)
+        gpu = endpoint.get("gpu", "")
         if gpu not in self._known:
             return Viability(
                 False,

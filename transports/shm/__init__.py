@@ -101,13 +101,7 @@ class ShmTransport(Transport):
     @property
     def endpoint(self) -> dict[str, str]:
         """The socket's path, the token that admits a connection, and which machine and user that is."""
-        return {
-            "path": self._server.path if self._server is not None else "",
-            "token": self._token.hex(),
-            "boot": _machine.boot_id(),
-            "mounts": _machine.mounts(),
-            "uid": str(os.geteuid()),
-        }
+        return _machine.listening(self._server.path if self._server is not None else "", self._token)
 
     def serve(self, region: Region) -> None:
         """See `Transport.serve`; raises `InvalidArgument` unless the region is a sealed memfd's."""
@@ -134,18 +128,8 @@ class ShmTransport(Transport):
 
     def reachable(self, endpoint: Mapping[str, str]) -> Viability:
         """Refuses another host, another user, and a socket that we cannot see."""
-        path = endpoint.get("path", "")
-        if not path or _checks.token_of(endpoint.get("token", "")) is None:
-            return Viability(False, "the peer does not listen: its endpoint has no path or no token")
-        if endpoint.get("boot") != _machine.boot_id():
-            return Viability(False, "the peer runs on another host")
-        if endpoint.get("uid") != str(os.geteuid()):
-            return Viability(False, f"the peer runs as user {endpoint.get('uid')}, we as {os.geteuid()}")
-        if endpoint.get("mounts") != _machine.mounts() and not os.path.exists(path):
-            return Viability(
-                False, f"the peer runs in another container; share {os.path.dirname(path)} with this one"
-            )
-        return Viability(True)
+        why = _machine.objection(endpoint)
+        return Viability(why is None, why or "")
 
     async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
         """See `Transport.connect`."""
