@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from hawk.errors import HawkError, InvalidArgument, NotViable, PeerUnreachable, 
 from hawk.memory.region import Segments
 from hawk.transports import registry
 from hawk.transports.tcp import TcpConfig, TcpTransport, _wire
+from hawk.transports.tcp._tls import Tls
 from hawk.transports.testing import SharedArena, Targets, TransportContract
 from tests import certificates
 from tests.contract.test_tcp import SMALL
@@ -59,6 +62,24 @@ async def read_by(reader: TcpTransport, endpoint: dict[str, str], key: bytes, ar
 
 def reader(*args: str, **kwargs: Any) -> TcpTransport:
     return TcpTransport(TcpConfig(streams=1, connect_timeout=5, **certificates.settings(*args, **kwargs)))
+
+
+@pytest.mark.parametrize("role", ["reader", "server"])
+def test_a_connection_reset_before_the_handshake_leaves_nothing_open(role: str) -> None:
+    files = certificates.settings()
+    tls = Tls(files["tls_cert"], files["tls_key"], files["tls_ca"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        gone = socket.create_connection(listener.getsockname())
+        sock, _ = listener.accept()
+    gone.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )  # close resets the connection
+    gone.close()
+    number, call = sock.fileno(), tls.call if role == "reader" else tls.welcome
+    with pytest.raises(OSError, match="the peer has left"):
+        call(sock)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 async def test_agents_with_certificates_of_their_own() -> None:

@@ -15,7 +15,7 @@ import socket
 import ssl
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,23 @@ _ONE_PLACE = 64 << 10
 """Bytes in one place from which they need no gathering."""
 
 
+class _Sealed(ssl.SSLSocket):
+    """Closes itself where it is made over a connection that the peer has reset meanwhile.
+
+    `wrap_socket` first takes the descriptor and then asks for the peer's name; where that fails, it raises and leaves
+    what it has made open, out of its caller's reach.
+    """
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError as error:
+            if hasattr(self, "_connected"):  # set last: all is made, and its owner closes it
+                raise
+            self.close()
+            raise ConnectionAbortedError("the peer has left") from error
+
+
 class Tls:
     """Contexts of both sides, and the fingerprint by which peers know this one.
 
@@ -52,6 +69,7 @@ class Tls:
         client.check_hostname = False  # the fingerprint says more than a name would
         server.num_tickets = 0  # data connections stay; nobody comes back with a ticket
         for context in (server, client):
+            context.sslsocket_class = _Sealed
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
             try:
