@@ -17,6 +17,7 @@ from hawk.agent import Agent
 from hawk.blocking import connect as connect_blocking
 from hawk.config import load_config
 from hawk.errors import DeadlineExceeded, Draining, PeerLost, RegistrationFailed, UnknownRequest, WrongContext
+from tests.descriptors import fds
 from tests.end_to_end import caches as c
 from tests.end_to_end.conftest import Decoders
 from tests.end_to_end.harness import AgentProcess, clients
@@ -163,7 +164,7 @@ async def test_an_embedded_agent_reads_ordinary_memory(folder: Path, core: str) 
     size = 2 * src_spec.blocks * src_spec.block_size * src_spec.heads * src_spec.dim
     source = hawk.KVCache.from_numpy([np.zeros(size, np.uint16) for _ in range(c.LAYERS)], src_spec)
     c.fill(source)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = fds()
     async with (
         embedded(folder, "p0", more=retile) as p,
         embedded(folder, "d0", memory=True, more=retile) as d,
@@ -178,11 +179,11 @@ async def test_an_embedded_agent_reads_ordinary_memory(folder: Path, core: str) 
             c.check(device, spec, c.Moved(source, src, dst, 0, 500), guards=[device])
             await device.release()
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert fds() <= descriptors
 
 
 async def test_closing_an_agent_in_mid_job_leaves_nothing(folder: Path) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = fds()
     async with embedded(folder, "p0") as p:
         async with embedded(folder, "d0", memory=True) as d:
             async with hawk.connect(p) as hp:
@@ -207,7 +208,7 @@ async def test_closing_an_agent_in_mid_job_leaves_nothing(folder: Path) -> None:
                 assert status.pools[0].owned == status.pools[0].quarantined == 0
                 del device, job
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+    assert fds() <= descriptors + 1
 
 
 async def test_a_call_to_an_agent_that_has_ended_its_session_is_told_why(folder: Path) -> None:
