@@ -239,6 +239,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     monkeypatch.setattr(tiers.subprocess, "run", run)
     monkeypatch.setattr(tiers.shutil, "which", lambda _: None)
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     return commands
 
 
@@ -266,6 +267,15 @@ def test_a_tier_that_cannot_run_fails_in_one_line(
 def test_a_tier_whose_preparation_fails_runs_no_test(ran: list[list[str]]) -> None:
     assert tiers.main(["lab"]) == 1  # it has said why itself
     assert ran == [["python", "scripts/lib/vmlab", "prepare"]]
+
+
+def test_where_python_writes_no_byte_code_it_is_written_once(
+    ran: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert tiers.main([]) == 3
+    assert ran[0] == ["python", "-m", "compileall", "-q", "hawk", "transports", "layouts"]
+    assert ran[-1][:3] == ["python", "-m", "pytest"]
 
 
 def test_all_that_needs_nothing_runs_and_the_rest_is_told(
