@@ -334,8 +334,19 @@ def _all_classes(base: type[HawkError]) -> dict[str, type[HawkError]]:
     return found
 
 
+def _printable(text: str) -> str:
+    """What came from elsewhere goes to terminals and logs: what is no character to look at is written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def from_wire(wire: dict[str, str]) -> HawkError:
-    """The error that `HawkError.to_wire` wrote; an unknown code becomes a plain `HawkError`."""
+    """The error that `HawkError.to_wire` wrote; an unknown code becomes a plain `HawkError`.
+
+    Whoever wrote it is not trusted with a terminal: what cannot be printed is escaped.
+    """
+    wire = {key: _printable(value) for key, value in wire.items()}
     cls = _all_classes(HawkError).get(wire.get("code", ""), HawkError)
     kw: dict[str, Any] = {k: wire[k] for k in ("field", "got", "expected", "hint") if k in wire}
     kw.update({k[5:]: v for k, v in wire.items() if k.startswith("fact.") and k[5:].isidentifier()})

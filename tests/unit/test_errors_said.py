@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from hawk.arguments import block_table
 from hawk.cache import CacheSpec, KVCache
+from hawk.control.messages import Attach
 from hawk.errors import Busy, DeadlineExceeded, InvalidArgument, OutOfMemory, from_wire
 from hawk.memory import shared
 
@@ -80,3 +82,20 @@ def test_floats_are_said_without_their_binary_tail() -> None:
 def test_how_much_could_not_be_allocated_is_readable() -> None:
     with pytest.raises(OutOfMemory, match="cannot allocate 1024 TiB of"):
         shared.alloc(1 << 50)
+
+
+def test_what_a_peer_wrote_moves_no_cursor() -> None:
+    """An error from the wire is shown in terminals and logs, whatever its writer put into it."""
+    wire = {"code": "peer-lost", "message": "full\x1b[2J\nready", "got": "\x07é\u202e", "fact.peer": "p\r0"}
+    error = from_wire(wire)
+    assert str(error) == r"full\x1b[2J\nready; got \x07é\u202e (peer=p\r0)"
+    assert from_wire(error.to_wire()).to_wire() == error.to_wire()
+
+
+@pytest.mark.parametrize("software", ["hawk/1\x1b[2J", "hawk\n", "hawk/\xe9", "x" * 65])
+def test_what_a_program_says_it_is_can_be_shown(software: str) -> None:
+    decode = msgspec.msgpack.Decoder(Attach).decode
+    good = Attach(0, b"t" * 16, 1, "hawk/0.1.0, looking on")
+    assert decode(msgspec.msgpack.encode(good)) == good
+    with pytest.raises(msgspec.ValidationError, match="software"):
+        decode(msgspec.msgpack.encode(msgspec.structs.replace(good, software=software)))

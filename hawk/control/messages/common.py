@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 from hawk.errors import BadFrame
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Software = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
+"""What a program says it is, in a word or two; it is shown in operators' terminals, so printable ASCII."""
 RequestId = Annotated[str, Meta(min_length=1, max_length=512)]
 JobId = Annotated[str, Meta(min_length=32, max_length=32, pattern="^[0-9a-f]{32}$")]
 CacheId = Annotated[str, Meta(min_length=32, max_length=32, pattern="^[0-9a-f]{32}$")]

@@ -18,6 +18,7 @@ from hawk.control.messages.common import (
     Priority,
     RequestId,
     Seconds,
+    Software,
     Wire,
 )
 from hawk.control.messages.operator import (
@@ -48,7 +49,7 @@ class Attach(Struct, tag="attach", frozen=True):
     id: Count
     session: Annotated[bytes, Meta(min_length=16, max_length=16)]
     pid: Count
-    software: Annotated[str, Meta(max_length=64)]
+    software: Software
 
 
 class MemoryInfo(Struct, frozen=True):
@@ -285,7 +286,7 @@ class Status(Struct, tag="status", frozen=True, kw_only=True):
     endings: dict[str, int]
     transports: dict[str, str]
     generation: Annotated[str, Meta(max_length=16)] = ""
-    software: Annotated[str, Meta(max_length=64)] = ""
+    software: Software = ""
     pid: Count = 0
     uptime: float = 0.0
     draining: bool = False

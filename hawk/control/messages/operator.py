@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from hawk.control.messages.common import Count, Name, Seconds
+from hawk.control.messages.common import Count, Name, Seconds, Software
 
 QUIET = " tool"
 """How the `software` of a client ends that only looks on, whose coming and going is not worth a line in the log."""
@@ -39,7 +39,7 @@ class PeerInfo(Struct, frozen=True, kw_only=True):
     version: Count = 0
     generation: Annotated[str, Meta(max_length=16)] = ""
     role: Annotated[str, Meta(max_length=128)] = ""
-    software: Annotated[str, Meta(max_length=64)] = ""
+    software: Software = ""
     transports: list[Text] = []
     jobs: Count = 0
     draining: bool = False

@@ -21,6 +21,7 @@ from hawk.control.messages.common import (
     Priority,
     RequestId,
     Seconds,
+    Software,
     Wire,
 )
 
@@ -30,7 +31,7 @@ class Hello(Struct, tag="hello", frozen=True):
 
     name: Name
     role: Name
-    software: Annotated[str, Meta(max_length=64)]
+    software: Software
     endpoints: Endpoints
     draining: bool = False
 
@@ -40,7 +41,7 @@ class Welcome(Struct, tag="welcome", frozen=True):
 
     name: Name
     role: Name
-    software: Annotated[str, Meta(max_length=64)]
+    software: Software
     endpoints: Endpoints
     draining: bool = False
 
