@@ -56,7 +56,8 @@ def load_model(name_or_path: str) -> Model:
     return _from_table(name_or_path, known[name_or_path], name_or_path)
 
 
-def _from_file(path: Path) -> Model:
+def read_tables(path: Path) -> Any:
+    """What a `.toml` or `.json` file holds; raises `InvalidArgument` naming the file."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -65,7 +66,7 @@ def _from_file(path: Path) -> Model:
                 "the file is too large", field=str(path), expected=f"at most {MOST_BYTES} bytes"
             )
         text = raw.decode("utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise InvalidArgument(
             "cannot read this file", field=str(path), got=error.strerror or error
@@ -74,13 +75,22 @@ def _from_file(path: Path) -> Model:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument("the file cannot be read", field=str(path), got=str(error)[:200]) from None
-    if path.suffix == ".json":
-        return from_config(tables, path.parent.name or path.stem, str(path))
+
+
+def one_table(tables: Any, path: Path) -> tuple[str, dict[str, Any]]:
+    """The name and the content of a file's only table; raises `InvalidArgument` naming the file."""
     if not isinstance(tables, dict) or len(tables) != 1 or not isinstance(next(iter(tables.values())), dict):
         raise InvalidArgument(
             "one table is needed, named like the model", field=str(path), got=list(tables)[:8]
         )
-    name, table = next(iter(tables.items()))
+    return next(iter(tables.items()))
+
+
+def _from_file(path: Path) -> Model:
+    tables = read_tables(path)
+    if path.suffix == ".json":
+        return from_config(tables, path.parent.name or path.stem, str(path))
+    name, table = one_table(tables, path)
     return _from_table(name, table, f"{path}: {name}")
 
 

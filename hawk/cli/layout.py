@@ -48,6 +48,20 @@ def models() -> None:
         )
 
 
+@layout.command()
+def caches() -> None:
+    """Prints the caches known by name: order of K, number types, block sizes, shares of the heads."""
+    from hawk.model_caches import cache_names, load_cache
+
+    known = [load_cache(name) for name in cache_names()]
+    width = max(len(c.name) for c in known)
+    for c in known:
+        sizes, tp = (", ".join(map(str, numbers)) for numbers in (c.block_sizes, c.tp))
+        click.echo(
+            f"{c.name:<{width}}  {c.layout}, K in {c.k_order} order, {' or '.join(c.codecs)}, blocks {sizes}, TP {tp}"
+        )
+
+
 def _pair(_context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int] | None:
     """A click callback: `4:8`, source then target; one number stands for both."""
     if value is None:
