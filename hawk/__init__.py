@@ -52,15 +52,17 @@ if TYPE_CHECKING:
         VersionMismatch,
         WrongContext,
     )
-    from hawk.handles import Ready
+    from hawk.handles import Cache, DeviceCache, Ready
     from hawk.memory.shared import alloc
     from hawk.plan.part import Part
 
 _HOME = {
     "Agent": "hawk.agent",
+    "Cache": "hawk.handles",
     "CacheSpec": "hawk.cache",
     "Client": "hawk.client",
     "Config": "hawk.config",
+    "DeviceCache": "hawk.handles",
     "KVCache": "hawk.cache",
     "Part": "hawk.plan.part",
     "Ready": "hawk.handles",
@@ -78,12 +80,14 @@ __all__ = [
     "AlreadyOffered",
     "BadFrame",
     "Busy",
+    "Cache",
     "CacheSpec",
     "Client",
     "Config",
     "ConfigError",
     "ControlError",
     "DeadlineExceeded",
+    "DeviceCache",
     "Draining",
     "HawkError",
     "HawkMemoryError",

@@ -113,7 +113,9 @@ class Client(Operator):
                 await self._link.send_fd(tag, owner.fd)
             refs.append(BufferRef(tag, owner.nbytes, offset, buffer.nbytes))
         answer = await self.call(Register(id=0, cache=cache.spec.descr(), buffers=refs), Registered)
-        return Cache(self, answer.cache, cache.spec.compile(), cache)
+        made = Cache(self, answer.cache, cache.spec.compile(), cache)
+        made.part = cache.spec.part
+        return made
 
     async def allocate(self, spec: CacheSpec, *, memory: str) -> DeviceCache:
         """A cache in one of the agent's memories; its channels are mapped into this process, too.
@@ -146,7 +148,9 @@ class Client(Operator):
             raise
         bound = answer.descr
         compiled = spec.replace(channels=bound.channels or None, align=bound.align or None).compile()
-        return DeviceCache(self, answer.cache, compiled, buffers, answer.offsets)
+        made = DeviceCache(self, answer.cache, compiled, buffers, answer.offsets)
+        made.part = spec.part
+        return made
 
     # -- offers and fetches ------------------------------------------------------------------------------
 

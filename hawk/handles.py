@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from hawk.client import Client
     from hawk.layouts import CompiledLayout
     from hawk.memory.shared import SharedBuffer
+    from hawk.plan.part import Part
 
 PARTS_SINCE = 2
 """The first protocol version whose agents know of parts and of several consumers."""
 
 
 class Cache:
-    """A cache of this process' memory that the agent knows; from `Client.register`."""
+    """A cache of this process' memory that the agent knows; from `Client.register`.  `part`: what of its model."""
+
+    part: Part | None = None
 
     def __init__(
         self, client: Client, cache_id: str, layout: CompiledLayout, local: KVCache | None = None
@@ -244,11 +247,9 @@ class Fetch:
         self._result: asyncio.Future[Ready] | None = None
 
     def __repr__(self) -> str:
-        state = "not started"
-        if self._result is not None:
-            state = (
-                "under way" if not self._result.done() else "failed" if self._result.exception() else "ready"
-            )
+        state, result = "not started", self._result
+        if result is not None:
+            state = "under way" if not result.done() else "failed" if result.exception() else "ready"
         return f"<{type(self).__name__} {self.job}: {state}>"
 
     # -- from the client ---------------------------------------------------------------------------------

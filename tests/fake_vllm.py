@@ -155,6 +155,7 @@ class FullAttentionSpec:
     def __init__(self, block_size: int, heads: int, **more: Any) -> None:
         self.block_size = block_size
         self.num_kv_heads = heads
+        self.head_size = 8
         self.__dict__.update(more)
 
 
@@ -180,6 +181,7 @@ class Engine:
         group = SimpleNamespace(layer_names=self.names, kv_cache_spec=FullAttentionSpec(block, heads))
         self.cache = SimpleNamespace(
             transfer_groups=[group],
+            num_blocks=blocks,
             transfer_group_ids=(0,),
             kv_cache_layout=order,
             select_transfer_block_ids=lambda ids: (list(ids[0]),),

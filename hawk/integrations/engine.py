@@ -26,7 +26,7 @@ from hawk.cache_gpu import drop, set_mark
 from hawk.client import connect
 from hawk.errors import Aborted, DeadlineExceeded, HawkError, InvalidArgument
 from hawk.integrations import processors, remote, stats
-from hawk.integrations.keeping import keep
+from hawk.integrations.keeping import keep, known, maker
 from hawk.integrations.orders import Ended, Fetching, Offering, fetch, offer, release
 from hawk.integrations.settings import agent_config, beside, reachable
 from hawk.observe.log import get as get_log
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hawk.client import Client
     from hawk.handles import Cache
     from hawk.integrations.books import DropOrder, FetchOrder, OfferOrder
+    from hawk.integrations.keeping import Maker
     from hawk.integrations.orders import Scratch
     from hawk.integrations.settings import Settings
 
@@ -76,7 +77,7 @@ class Engine:
         self._fault: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.client: Client | None = None
-        self.kv: KVCache | None = None
+        self.make: Maker | None = None
         self.cache: Cache | None = None
         self.scratch: asyncio.Future[Scratch] | None = None
         self.consumers = 1
@@ -148,18 +149,15 @@ class Engine:
         assert self.client is not None
         await self.client.close()
 
-    def register(self, kv: KVCache, *, split: int = 1, consumers: int = 1) -> None:
+    def register(self, cache: KVCache | Maker, *, split: int = 1, consumers: int = 1) -> None:
         """Makes the engine's cache known to the agent; waits for it, and raises what is wrong with it.
 
+        cache        arrays of this process, or what makes it with a client of the agent's (`integrations.provided`)
         consumers    how many workers of the other side read each offer of this one; 0: none, others have the same
         """
-        self.kv, self.split, self.consumers = kv, split, consumers
-
-        async def known() -> None:
-            assert self.client is not None
-            self.cache = await self.client.register(kv)
-
-        self._wait(known(), START)
+        self.make, self.split, self.consumers = maker(cache), split, consumers
+        assert self._loop is not None
+        known(self, self._loop, START)
 
     def close(self) -> None:
         """Ends what is under way, the agent and the thread.  Safe to call twice."""
@@ -168,10 +166,6 @@ class Engine:
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(2 * CLOSE)
-
-    def _wait(self, coroutine: Coroutine[Any, Any, None], seconds: float) -> None:
-        assert self._loop is not None
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
 
     # -- what hooks call ---------------------------------------------------------------------------------
 

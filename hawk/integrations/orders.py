@@ -8,10 +8,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hawk.cache import KVCache
+from hawk.cache import CacheSpec, KVCache
 from hawk.control.messages import AbortFetch
 from hawk.errors import DeadlineExceeded, HawkError, StillDraining, UnknownRequest, VerificationFailed
 from hawk.integrations.remote import claim
+from hawk.layouts import load
 
 if TYPE_CHECKING:
     from hawk.cache_gpu import Mark
@@ -211,9 +212,20 @@ async def release(engine: Engine, tickets: tuple[str, ...], tokens: int) -> None
 
 async def _scratch(client: Client, cache: Cache) -> Scratch:
     """A cache of single tokens, and its blocks; in the plainest layout, since not all have pages of one token."""
-    assert cache.local is not None
     free: asyncio.Queue[int] = asyncio.Queue()
     for block in range(_AT_A_TIME):
         free.put_nowait(block)
-    spec = cache.local.spec.replace(block_size=1, blocks=_AT_A_TIME, layout="contiguous/bhsd")
+    shape, plain = cache.layout.shape, load("contiguous/bhsd")
+    codec = cache.layout.codec.name
+    spec = CacheSpec(
+        layers=shape.layers,
+        heads=shape.heads,
+        dim=shape.dim,
+        kvs=shape.kvs,
+        block_size=1,
+        blocks=_AT_A_TIME,
+        layout=plain,
+        codec=codec if codec in plain.codecs else None,
+        part=cache.part,
+    )
     return await client.register(KVCache.alloc(spec)), free

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Duration = Annotated[float, "duration"]
 
 WHERE = "kv_connector_extra_config"
-_TABLES = "hawk"
+_TABLES = ("hawk", "cache_options")
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 48  # the number of a worker comes behind it
 
@@ -62,6 +62,11 @@ class Settings:
     decode_pp: int = option(
         0, "Workers that share the layers on the decode side; 0: as many as here.", minimum=0
     )
+    cache: str = option(
+        "",
+        "Function \"MODULE:FUNCTION\" that provides the cache, where it is not in vLLM's tensors: an NPU's.",
+        shown_default="the tensors that the engine registers",
+    )
     queue: int = option(
         4096, "Orders of hooks that may stand in line; what is beyond fails at once.", minimum=1
     )
@@ -69,23 +74,33 @@ class Settings:
         default_factory=dict,
         metadata={"help": "Tables of the agent's configuration, over the file's.", "filled_later": True},
     )
+    cache_options: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "Anything that the function is to know.", "filled_later": True},
+    )
 
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
     """The settings; raises `ConfigError` with a line for each key that is unknown or wrong."""
     reader = Reader()
-    tree: dict[str, Any] = {key: Leaf(value, WHERE) for key, value in extra.items() if key != _TABLES}
-    settings = reader.build(Settings, tree, "", ignore=frozenset({_TABLES}))
-    tables = extra.get(_TABLES, {})
+    tree: dict[str, Any] = {key: Leaf(value, WHERE) for key, value in extra.items() if key not in _TABLES}
+    settings = reader.build(Settings, tree, "", ignore=frozenset(_TABLES))
+    tables, options = extra.get("hawk", {}), extra.get("cache_options", {})
     if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
-        reader.problems.append(f"{WHERE}: {_TABLES}: expected tables, as of a configuration file")
+        reader.problems.append(f"{WHERE}: hawk: expected tables, as of a configuration file")
+    if not isinstance(options, Mapping):
+        reader.problems.append(
+            f"{WHERE}: cache_options: expected a table for the function that `cache` names"
+        )
+    elif options and not settings.cache:
+        reader.problems.append(f"{WHERE}: cache_options: nothing reads them; `cache` names no function")
     if not reader.problems and settings.agent and (settings.config or tables or settings.control):
         reader.problems.append(f"{WHERE}: agent: an agent beside the engine has its own configuration")
     if not reader.problems and settings.cpus:
         processors.parse(settings.cpus)
     if reader.problems:
         raise ConfigError(f"{len(reader.problems)} wrong in {WHERE}", problems=tuple(reader.problems))
-    return replace(settings, hawk=tables)
+    return replace(settings, hawk=tables, cache_options=options)
 
 
 def engine_name(settings: Settings, engine_id: str) -> str:

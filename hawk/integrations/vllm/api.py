@@ -15,6 +15,7 @@ import numpy as np
 from hawk.cache import CacheSpec
 from hawk.convert import convert
 from hawk.errors import MissingDependency, RegistrationFailed
+from hawk.integrations.provided import Wanted
 from hawk.integrations.remote import Grid, Model
 from hawk.observe.log import get as get_log
 
@@ -70,6 +71,8 @@ except ImportError as changed:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from hawk.plan.part import Part
+
 __all__ = [
     "CacheHitSource",
     "KVConnectorBase_V1",
@@ -88,6 +91,7 @@ __all__ = [
     "number_of",
     "only_group",
     "refuse",
+    "wanted",
 ]
 
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
@@ -95,7 +99,7 @@ ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 CPU_PAGES = ("vllm/cpu", "vllm/cpu-amx")
 
 
-def _no(what: str, field: str, got: object, expected: str = "") -> RegistrationFailed:
+def _no(what: str, field: str, got: object, expected: object = "") -> RegistrationFailed:
     return RegistrationFailed(
         f"HawkConnector does not do {what}", field=field, got=got, expected=expected or None
     )
@@ -158,6 +162,35 @@ def model_of(config: Any, cache: Any) -> Model:
     stages = config.parallel_config.pipeline_parallel_size
     layers = len(group.layer_names) if stages == 1 else config.model_config.get_total_num_hidden_layers()
     return Model(1 if latent else config.model_config.get_total_num_kv_heads(), layers)
+
+
+def wanted(
+    cache: Any,
+    names: Sequence[str],
+    given: Mapping[str, Any],
+    part: Part,
+    number: int,
+    options: Mapping[str, Any],
+) -> Wanted:
+    """What a cache has to be that is to stand in for vLLM's tensors; raises `RegistrationFailed` for a strange one."""
+    spec = only_group(cache).kv_cache_spec
+    latent = is_latent(spec)
+    if not latent and getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
+        raise _no(
+            "values of another width than keys", "kv_cache_spec.head_size_v", spec.head_size_v, spec.head_size
+        )
+    return Wanted(
+        names=tuple(names),
+        heads=1 if latent else int(spec.num_kv_heads),
+        dim=int(spec.head_size),
+        kvs=1 if latent else 2,
+        block_size=int(spec.block_size),
+        blocks=int(cache.num_blocks),
+        part=part,
+        number=number,
+        given=given,
+        options=options,
+    )
 
 
 def grid_of(config: Any) -> Grid:

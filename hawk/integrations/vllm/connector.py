@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hawk.errors import RegistrationFailed
 from hawk.integrations import remote, stats
 from hawk.integrations.books import Books, Orders
 from hawk.integrations.engine import Engine
 from hawk.integrations.settings import engine_name, read_settings
 from hawk.integrations.vllm import api
-from hawk.integrations.vllm.caches import read_caches
 from hawk.integrations.vllm.metrics import HawkMetrics, HawkStats
+from hawk.integrations.vllm.registering import register
 from hawk.integrations.vllm.shared import SharedAllocation
 from hawk.observe.log import get as get_log
 
@@ -264,47 +263,15 @@ class HawkConnector(api.KVConnectorBase_V1, api.SupportsHMA):  # type: ignore[mi
 
     def get_mem_pool_context(self) -> Any:
         """An agent beside the engine reaches only memory that it can map."""
-        return SharedAllocation() if self._settings.agent else None
+        return SharedAllocation() if self._settings.agent and not self._settings.cache else None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Finds out what the caches are and makes them known to the agent."""
         assert self._engine is not None
-        group = api.only_group(self._kv_cache_config)
-        names = api.in_order([name for name in group.layer_names if name in kv_caches])
-        first, spec = kv_caches[names[0]], group.kv_cache_spec
         part = self._grid.part(self._model, self._engine.number)
-        layout = str(
-            getattr(self._kv_cache_config, "kv_cache_layout", None)
-            or self._config.cache_config.kv_cache_layout
-        )
-        page = f"vllm/{layout.lower()}"
-        if first.device.type == "cpu" and api.pages_of(self._config, names[0]) == "CPU_ATTN":
-            api.allow_tiles(isa := api.attention(self._config, names[0]).isa)
-            page = api.cpu_page(isa, first)
-        codec = api.CODECS.get(str(first.dtype))
-        if codec is None:
-            raise RegistrationFailed(
-                "no codec for this dtype",
-                field="kv_cache_dtype",
-                got=first.dtype,
-                expected=", ".join(api.CODECS),
-            )
+        names = register(self._engine, self._config, self._kv_cache_config, kv_caches, part)
         self._tensors = kv_caches
-        kv = read_caches(
-            kv_caches,
-            names,
-            layout=layout,
-            page=page,
-            codec=codec,
-            kvs=1 if api.is_latent(spec) else 2,
-            part=part,
-        )
         self._layers = {name: number for number, name in enumerate(names)}
-        readers = part.readers(
-            self._settings.decode_tp or self._grid.tp, self._settings.decode_pp or self._grid.pp
-        )
-        self._engine.register(kv, split=int(spec.block_size) // int(first.shape[2]), consumers=readers)
-        log.info("cache registered", page=page, codec=codec, part=str(part), agent=self._engine.worker.name)
 
     @hook()
     def get_handshake_metadata(self) -> HawkHandshake | None:
