@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hawk.errors import InvalidArgument
 
+TOKEN_BYTES = 16
+"""Bytes of the token by which a transport's server admits a connection."""
+
 
 def whole(field: str, value: object, low: int, high: int) -> None:
     """Raises `InvalidArgument` unless `value` is an integer from `low` to `high`."""
@@ -20,12 +23,12 @@ def seconds(field: str, value: object) -> None:
 
 
 def token_of(text: str) -> bytes | None:
-    """The 16 bytes that an endpoint's token spells in hex, or None."""
+    """The bytes that an endpoint's token spells in hex, or None."""
     try:
         token = bytes.fromhex(text)
     except ValueError:
         return None
-    return token if len(token) == 16 else None
+    return token if len(token) == TOKEN_BYTES else None
 
 
 def number_of(text: str) -> int:

@@ -14,25 +14,23 @@ copy: its memory stays until nobody has it mapped.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING, ClassVar
 
-from hawk.errors import HawkMemoryError, InvalidArgument, MissingDependency, NotViable, PeerUnreachable
+from hawk.errors import HawkMemoryError, InvalidArgument, MissingDependency, NotViable
 from hawk.memory import cuda_driver
 from hawk.memory.cuda import CudaDevice, device
 from hawk.memory.cuda_driver import CudaFault
 from hawk.memory.cuda_shared import SharedDeviceMemory
-from hawk.transports import _checks, _machine
-from hawk.transports._grants import GrantTable
-from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
+from hawk.transports import _machine
+from hawk.transports._serving import Serving
+from hawk.transports.base import Capabilities, Grant, Link, Viability
 from hawk.transports.cuda._client import CudaLink
 from hawk.transports.cuda._config import CudaConfig
 from hawk.transports.cuda._pace import Pace
 from hawk.transports.cuda._server import CudaServer
-from hawk.transports.shm import _wire as _doors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from hawk.memory.region import Region
 
@@ -44,17 +42,14 @@ _REMEDY = (
 )
 
 
-class CudaTransport(Transport):
-    """See the module.
-
-    `on_step(done)`, where set, is called by a copying thread after every chunk, with the bytes of its piece so
-    far.  It may block, which holds the read there; for tests.
-    """
+class CudaTransport(Serving[CudaServer, CudaLink]):
+    """See the module."""
 
     name: ClassVar[str] = "cuda"
     Config: ClassVar[type[CudaConfig]] = CudaConfig
 
     def __init__(self, config: CudaConfig | None = None) -> None:
+        super().__init__()
         self.config = config or CudaConfig()
         self.capabilities = Capabilities(
             can_fence=False,
@@ -64,12 +59,7 @@ class CudaTransport(Transport):
             bandwidth=self.config.pace or 2e11,
             into_gpus=True,
         )
-        self.on_step: Callable[[int], None] | None = None
-        self._grants = GrantTable()
-        self._token = secrets.token_bytes(_doors.TOKEN_BYTES)
         self._pace = Pace(self.config.pace) if self.config.pace else None
-        self._server: CudaServer | None = None
-        self._links: set[CudaLink] = set()
         self._device: CudaDevice | None = None
         self._identity = ""
         self._arena: SharedDeviceMemory | None = None
@@ -109,16 +99,10 @@ class CudaTransport(Transport):
             self._identity = driver.identity(own.number)
         self._device = own
 
-    async def close(self) -> None:
-        """See `Transport.close`; a peer that is still reading finds its read failed."""
-        for link in list(self._links):
-            await link.close()
-        server, self._server = self._server, None
-        if server is not None:
-            # Before the grants end: a reader is to see a peer that is gone, not a key that was taken away.
-            await server.close()
-        for grant in self._grants.open_grants():
-            await self._grants.revoke(grant, None, 0.0)
+    async def _give_up(self, grant: Grant) -> None:
+        await self._grants.revoke(grant, None, 0.0)
+
+    def _closed(self) -> None:
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
@@ -127,7 +111,7 @@ class CudaTransport(Transport):
         """See `Transport.trouble`."""
         if self._device is not None and self._device.lost is not None:
             return str(self._device.lost)
-        return None if self._server is not None and self._server.listening else "it does not listen any more"
+        return super().trouble()
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -170,14 +154,6 @@ class CudaTransport(Transport):
         """Seconds in which GPUs were copying for this side's reads since this was last asked, by their own events."""
         return sum(link.busy() for link in self._links)
 
-    def grant(self, offset: int, nbytes: int) -> Grant:
-        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
-        return self._grants.grant(offset, nbytes)
-
-    def shut(self, grant: Grant) -> bool:
-        """See `Transport.shut`."""
-        return self._grants.shut(grant)
-
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: False if a reader was still inside after `grace` seconds; ask again later."""
         return await self._grants.revoke(grant, None, self.config.grace)
@@ -203,10 +179,7 @@ class CudaTransport(Transport):
 
     async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
         """See `Transport.connect`."""
-        verdict = self.reachable(endpoint)
-        token = _checks.token_of(endpoint.get("token", ""))
-        if not verdict.ok or token is None:
-            raise PeerUnreachable(verdict.reason, transport=self.name)
+        token = self._token_of(endpoint)
         number, reaching = self._known[endpoint["gpu"]]
 
         def check(gpu: int) -> None:
@@ -215,11 +188,4 @@ class CudaTransport(Transport):
                 raise NotViable(what, transport=self.name, hint=_REMEDY)
 
         link = CudaLink(self.config, endpoint["path"], token, self._step, self._pace, check)
-        await link.open(timeout)
-        link.on_close = self._links.discard
-        self._links.add(link)
-        return link
-
-    def _step(self, done: int) -> None:
-        if self.on_step is not None:
-            self.on_step(done)
+        return await self._open(link, timeout)

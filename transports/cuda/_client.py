@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import AccessDenied, HawkError, PeerUnreachable
+from hawk.errors import HawkError, PeerUnreachable
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_share import MOST_MAPPINGS, Exported, Imported
 from hawk.memory.cuda_wait import none_left, outwait
 from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
-from hawk.transports._grants import KEY_BYTES
-from hawk.transports._lanes import Lanes, Work
-from hawk.transports.base import Link
+from hawk.transports._lanes import Work
+from hawk.transports._links import LanesLink
 from hawk.transports.cuda import _wire
 from hawk.transports.shm import _wire as _doors
 from hawk.transports.shm._client import Far, ShmLane
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from hawk.memory.cuda import CudaDevice
     from hawk.memory.cuda_driver import Driver
-    from hawk.memory.region import I64, Region, Segments
+    from hawk.memory.region import I64, Region
     from hawk.transports._pieces import Piece
     from hawk.transports.cuda._config import CudaConfig
     from hawk.transports.cuda._pace import Pace
@@ -309,7 +308,7 @@ def bases(regions: Sequence[Region]) -> I64:
     )
 
 
-class CudaLink(Link):
+class CudaLink(LanesLink):
     """Reads from one peer on this machine; `check` raises for a GPU that does not reach the peer's."""
 
     def __init__(
@@ -321,50 +320,20 @@ class CudaLink(Link):
         pace: Pace | None,
         check: Callable[[int], None],
     ) -> None:
-        self._config = config
         self._check = check
         self._arena = _Arena()
-        self.on_close: Callable[[CudaLink], None] = lambda link: None
-        self._all = [CudaLane(config, path, token, self._arena, on_step, pace) for _ in range(config.streams)]
-        self._lanes = Lanes("hawk-cuda-read", self._all)
+        lanes = [CudaLane(config, path, token, self._arena, on_step, pace) for _ in range(config.streams)]
+        super().__init__("hawk-cuda-read", lanes, least=config.chunk, most=config.piece, rows=_MAX_ROWS)
 
     def busy(self) -> float:
         """See `Clocks.busy`."""
         return self._arena.clocks.busy()
 
-    async def open(self, timeout: float) -> None:
-        """Connects."""
-        try:
-            await self._lanes.start(timeout)
-        except BaseException:
-            await self._lanes.close()
-            self._arena.close()
-            raise
-
-    async def read(
-        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
-    ) -> None:
-        """See `Link.read`; raises `NotViable`, too, for a target on a GPU that does not reach the peer's."""
-        segments.check(regions)
+    def _bases(self, regions: Sequence[Region]) -> I64:
+        """Raises `NotViable`, too, for a target on a GPU that does not reach the peer's."""
         for gpu in {region.gpu for region in regions if region.gpu >= 0}:
             self._check(gpu)
-        at = bases(regions)
-        if len(segments) == 0:
-            return
-        if len(key) != KEY_BYTES:
-            raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
-        share = -(-segments.total // self._config.streams)
-        limit = min(max(share, self._config.chunk), self._config.piece)
-        pieces = _pieces.cut(segments, limit, _MAX_ROWS)
-        await self._lanes.carry(Work(key, pieces, at, regions), timeout)
+        return bases(regions)
 
-    @property
-    def broken(self) -> bool:
-        """See `Link.broken`."""
-        return self._lanes.broken
-
-    async def close(self) -> None:
-        """See `Link.close`."""
-        await self._lanes.close()
+    def _release(self) -> None:
         self._arena.close()
-        self.on_close(self)

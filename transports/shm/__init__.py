@@ -14,48 +14,39 @@ has other ways into ours anyway.
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
-from hawk.errors import InvalidArgument, PeerUnreachable
-from hawk.transports import _checks, _machine
-from hawk.transports._grants import GrantTable
-from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
-from hawk.transports.shm import _board, _wire
+from hawk.errors import InvalidArgument
+from hawk.transports import _machine
+from hawk.transports._serving import Serving
+from hawk.transports.base import Capabilities, Grant, Link, Viability
+from hawk.transports.shm import _board
 from hawk.transports.shm._client import ShmLink
 from hawk.transports.shm._config import ShmConfig
 from hawk.transports.shm._mapping import sealed
 from hawk.transports.shm._server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from hawk.memory.region import Region
 
 __all__ = ["ShmConfig", "ShmTransport"]
 
 
-class ShmTransport(Transport):
-    """See the module.
-
-    `on_step(done)`, where set, is called by a copying thread after every chunk, with the bytes of its piece so
-    far.  It may block, which holds the read there; for tests.
-    """
+class ShmTransport(Serving[Server, ShmLink]):
+    """See the module."""
 
     name: ClassVar[str] = "shm"
     Config: ClassVar[type[ShmConfig]] = ShmConfig
 
     def __init__(self, config: ShmConfig | None = None) -> None:
+        super().__init__()
         self.config = config or ShmConfig()
         self.capabilities = Capabilities(
             can_fence=False, same_host=True, max_sge=1 << 18, request_cost=1e-7, bandwidth=8e9
         )
-        self.on_step: Callable[[int], None] | None = None
-        self._grants = GrantTable()
-        self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
-        self._server: Server | None = None
-        self._links: set[ShmLink] = set()
 
     @classmethod
     def probe(cls) -> Viability:
@@ -80,23 +71,13 @@ class ShmTransport(Transport):
                 raise
             self._server, self._grants.board = server, board
 
-    async def close(self) -> None:
-        """See `Transport.close`; a peer that is still reading finds its read failed."""
-        for link in list(self._links):
-            await link.close()
-        server, self._server = self._server, None
-        if server is not None:
-            # Before the grants end: a reader is to see a peer that is gone, not a key that was taken away.
-            await server.close()
-        for grant in self._grants.open_grants():
-            await self._grants.revoke(grant, None, 0.0)
+    async def _give_up(self, grant: Grant) -> None:
+        await self._grants.revoke(grant, None, 0.0)
+
+    def _closed(self) -> None:
         board, self._grants.board = self._grants.board, None
         if board is not None:
             board.close()
-
-    def trouble(self) -> str | None:
-        """See `Transport.trouble`."""
-        return None if self._server is not None and self._server.listening else "it does not listen any more"
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -112,15 +93,7 @@ class ShmTransport(Transport):
                 got=f"{region.name}, descriptor {region.fd}",
                 expected="a memfd that is sealed against shrinking",
             )
-        self._grants.serve(region)
-
-    def grant(self, offset: int, nbytes: int) -> Grant:
-        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
-        return self._grants.grant(offset, nbytes)
-
-    def shut(self, grant: Grant) -> bool:
-        """See `Transport.shut`."""
-        return self._grants.shut(grant)
+        super().serve(region)
 
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: False if a reader was still inside after `grace` seconds; ask again later."""
@@ -133,16 +106,6 @@ class ShmTransport(Transport):
 
     async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
         """See `Transport.connect`."""
-        verdict = self.reachable(endpoint)
-        token = _checks.token_of(endpoint.get("token", ""))
-        if not verdict.ok or token is None:
-            raise PeerUnreachable(verdict.reason, transport=self.name)
+        token = self._token_of(endpoint)
         link = ShmLink(self.config, endpoint["path"], token, self._step, lambda: self.on_step is not None)
-        await link.open(timeout)
-        link.on_close = self._links.discard
-        self._links.add(link)
-        return link
-
-    def _step(self, done: int) -> None:
-        if self.on_step is not None:
-            self.on_step(done)
+        return await self._open(link, timeout)

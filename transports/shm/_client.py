@@ -13,9 +13,9 @@ from hawk.errors import AccessDenied, PeerUnreachable
 from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
 from hawk.transports._grants import KEY_BYTES
-from hawk.transports._lanes import Lane, Lanes, Work
+from hawk.transports._lanes import Lane, Work
+from hawk.transports._links import LanesLink
 from hawk.transports._threads import shut
-from hawk.transports.base import Link
 from hawk.transports.shm import _wire
 from hawk.transports.shm._board import MOST_BYTES, MOST_ROWS, Pass
 from hawk.transports.shm._mapping import Mapping
@@ -154,7 +154,7 @@ class ShmLane(Lane):
             self._on_step(done)
 
 
-class ShmLink(Link):
+class ShmLink(LanesLink):
     """Reads from one peer on this machine."""
 
     def __init__(
@@ -165,29 +165,14 @@ class ShmLink(Link):
         on_step: Callable[[int], None],
         watched: Callable[[], bool],
     ) -> None:
-        self._config = config
         self._path, self._token = path, token
         self._watched = watched
         self._pass: Pass | None = None
-        self.on_close: Callable[[ShmLink], None] = lambda link: None
         self._shared = _Shared()
-        self._lanes = Lanes(
-            "hawk-shm-read",
-            [ShmLane(config, path, token, self._shared, on_step) for _ in range(config.threads)],
-        )
+        lanes = [ShmLane(config, path, token, self._shared, on_step) for _ in range(config.threads)]
+        super().__init__("hawk-shm-read", lanes, least=config.chunk, most=config.piece, rows=_MAX_ROWS)
 
-    async def open(self, timeout: float) -> None:
-        """Connects and maps the arena."""
-        until = time.monotonic() + timeout
-        try:
-            await self._lanes.start(timeout)
-            await self._get_pass(until)
-        except BaseException:
-            await self._lanes.close()
-            self._shared.close()
-            raise
-
-    async def _get_pass(self, until: float) -> None:
+    async def _opened(self, until: float) -> None:
         """Beside the lanes' connections: those may end in the midst of a read that is none of theirs."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         left = max(until - time.monotonic(), 0.001)
@@ -214,18 +199,8 @@ class ShmLink(Link):
         self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
     ) -> None:
         """See `Link.read`."""
-        if self.read_now(key, segments, regions):
-            return
-        segments.check(regions)
-        bases = _pieces.bases(regions)
-        if len(segments) == 0:
-            return
-        if len(key) != KEY_BYTES:
-            raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
-        share = -(-segments.total // self._config.threads)
-        limit = min(max(share, self._config.chunk), self._config.piece)
-        pieces = _pieces.cut(segments, limit, _MAX_ROWS)
-        await self._lanes.carry(Work(key, pieces, bases, regions), timeout)
+        if not self.read_now(key, segments, regions):
+            await super().read(key, segments, regions, timeout=timeout)
 
     def read_now(self, key: bytes, segments: Segments, regions: Sequence[Region]) -> bool:
         """See `Link.read_now`.  Where it is not to be had in this way the server says why not, when `read` asks."""
@@ -237,16 +212,8 @@ class ShmLink(Link):
         segments.check(regions)
         return self._pass.read(key, segments, _pieces.bases(regions), mapping)
 
-    @property
-    def broken(self) -> bool:
-        """See `Link.broken`."""
-        return self._lanes.broken
-
-    async def close(self) -> None:
-        """See `Link.close`."""
-        await self._lanes.close()
+    def _release(self) -> None:
         if self._pass is not None:
             self._pass.close()
             self._pass = None
         self._shared.close()
-        self.on_close(self)

@@ -13,22 +13,18 @@ certificates on both sides, see `_tls`) the network is trusted with nothing but 
 from __future__ import annotations
 
 import ipaddress
-import secrets
 from typing import TYPE_CHECKING, ClassVar
 
-from hawk.errors import PeerUnreachable
 from hawk.transports import _checks, _machine
-from hawk.transports._grants import GrantTable
-from hawk.transports.base import Capabilities, Grant, Link, Transport, Viability
-from hawk.transports.tcp import _tls, _wire
+from hawk.transports._serving import Serving
+from hawk.transports.base import Capabilities, Grant, Link, Viability
+from hawk.transports.tcp import _tls
 from hawk.transports.tcp._client import TcpLink, Way
 from hawk.transports.tcp._config import TcpConfig
 from hawk.transports.tcp._server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from hawk.memory.region import Region
 
 __all__ = ["TcpConfig", "TcpTransport"]
 
@@ -39,26 +35,18 @@ _PATIENCE = 0.05
 """Seconds that a sender has to leave a revoked range by itself before its connection is cut."""
 
 
-class TcpTransport(Transport):
-    """See the module.
-
-    `on_step(done)`, where set, is called by a reading thread after every chunk that it received, with the bytes
-    of its piece so far.  It may block, which holds the read there; for tests.
-    """
+class TcpTransport(Serving[Server, TcpLink]):
+    """See the module."""
 
     name: ClassVar[str] = "tcp"
     Config: ClassVar[type[TcpConfig]] = TcpConfig
 
     def __init__(self, config: TcpConfig | None = None) -> None:
+        super().__init__()
         self.config = config or TcpConfig()
         # Stretches that follow each other in the arena are one request, and one system call takes 1024 places: what
         # a stretch of its own costs is its places in the kernel's loop.
         self.capabilities = Capabilities(can_fence=True, max_sge=1024, request_cost=2e-7, bandwidth=4e9)
-        self.on_step: Callable[[int], None] | None = None
-        self._grants = GrantTable()
-        self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
-        self._server: Server | None = None
-        self._links: set[TcpLink] = set()
         self._loaded: _tls.Tls | None = None
 
     @classmethod
@@ -73,20 +61,8 @@ class TcpTransport(Transport):
             server.start()
             self._server = server
 
-    async def close(self) -> None:
-        """See `Transport.close`."""
-        for link in list(self._links):
-            await link.close()
-        server, self._server = self._server, None
-        if server is not None:
-            # Before the grants end: a reader is to see a peer that is gone, not a key that was taken away.
-            await server.close()
-        for grant in self._grants.open_grants():
-            await self.revoke(grant)
-
-    def trouble(self) -> str | None:
-        """See `Transport.trouble`."""
-        return None if self._server is not None and self._server.listening else "it does not listen any more"
+    async def _give_up(self, grant: Grant) -> None:
+        await self.revoke(grant)
 
     def reread(self) -> Callable[[], bool]:
         """See `Transport.reread`: the certificate, its key and the authority, for connections made from then on."""
@@ -114,18 +90,6 @@ class TcpTransport(Transport):
         if self._loaded is None:
             self._loaded = _read_tls(self.config)
         return self._loaded
-
-    def serve(self, region: Region) -> None:
-        """See `Transport.serve`."""
-        self._grants.serve(region)
-
-    def grant(self, offset: int, nbytes: int) -> Grant:
-        """See `Transport.grant`; raises `InvalidArgument` for a range outside the served region."""
-        return self._grants.grant(offset, nbytes)
-
-    def shut(self, grant: Grant) -> bool:
-        """See `Transport.shut`."""
-        return self._grants.shut(grant)
 
     async def revoke(self, grant: Grant) -> bool:
         """See `Transport.revoke`: connections that send from the range are cut, and their senders gone."""
@@ -155,20 +119,9 @@ class TcpTransport(Transport):
 
     async def connect(self, endpoint: Mapping[str, str], *, timeout: float) -> Link:
         """See `Transport.connect`."""
-        verdict = self.reachable(endpoint)
-        token = _checks.token_of(endpoint.get("token", ""))
-        if not verdict.ok or token is None:
-            raise PeerUnreachable(verdict.reason, transport=self.name)
+        token = self._token_of(endpoint)
         way = Way(endpoint["host"], int(endpoint["port"]), token, self._tls, endpoint.get("tls", ""))
-        link = TcpLink(self.config, way, self._step)
-        await link.open(timeout)
-        link.on_close = self._links.discard
-        self._links.add(link)
-        return link
-
-    def _step(self, done: int) -> None:
-        if self.on_step is not None:
-            self.on_step(done)
+        return await self._open(TcpLink(self.config, way, self._step), timeout)
 
 
 def _read_tls(config: TcpConfig) -> _tls.Tls | None:

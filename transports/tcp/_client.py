@@ -13,15 +13,13 @@ import numpy as np
 
 from hawk.errors import AccessDenied, PeerUnreachable
 from hawk.transports import _pieces
-from hawk.transports._grants import KEY_BYTES
-from hawk.transports._lanes import Lane, Lanes, Work
-from hawk.transports.base import Link
+from hawk.transports._lanes import Lane, Work
+from hawk.transports._links import LanesLink
 from hawk.transports.tcp import _tls, _wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from hawk.memory.region import Region, Segments
     from hawk.transports._pieces import Piece
     from hawk.transports.tcp._config import TcpConfig
     from hawk.transports.tcp._tls import Tls
@@ -134,40 +132,9 @@ class TcpLane(Lane):
             self._on_step(vectors.done)
 
 
-class TcpLink(Link):
+class TcpLink(LanesLink):
     """Reads from one peer over `streams` connections."""
 
     def __init__(self, config: TcpConfig, way: Way, on_step: Callable[[int], None]) -> None:
-        self._config = config
-        self.on_close: Callable[[TcpLink], None] = lambda link: None
         lanes = [TcpLane(config, way, on_step) for _ in range(config.streams)]
-        self._lanes = Lanes("hawk-tcp-read", lanes)
-
-    async def open(self, timeout: float) -> None:
-        """Connects every stream."""
-        await self._lanes.start(timeout)
-
-    async def read(
-        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
-    ) -> None:
-        """See `Link.read`."""
-        segments.check(regions)
-        bases = _pieces.bases(regions)
-        if len(segments) == 0:
-            return
-        if len(key) != KEY_BYTES:
-            raise AccessDenied("no key of this transport has that length", got=len(key), expected=KEY_BYTES)
-        share = -(-segments.total // self._config.streams)
-        limit = min(max(share, _LEAST_PIECE), self._config.piece)
-        pieces = _pieces.cut(segments, limit, _wire.MAX_RANGES)
-        await self._lanes.carry(Work(key, pieces, bases, regions), timeout)
-
-    @property
-    def broken(self) -> bool:
-        """See `Link.broken`."""
-        return self._lanes.broken
-
-    async def close(self) -> None:
-        """See `Link.close`."""
-        await self._lanes.close()
-        self.on_close(self)
+        super().__init__("hawk-tcp-read", lanes, least=_LEAST_PIECE, most=config.piece, rows=_wire.MAX_RANGES)

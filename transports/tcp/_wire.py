@@ -31,8 +31,6 @@ OK, DENIED, FULL = 0, 1, 2
 MAX_RANGES = 16384
 """Ranges in one request: what bounds the memory that a request can cost the serving side (256 KiB)."""
 
-TOKEN_BYTES = 16
-
 
 class BadWire(ConnectionError):
     """The far side does not speak this protocol."""

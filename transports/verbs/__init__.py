@@ -71,7 +71,7 @@ class VerbsTransport(Transport):
         )
         self.driver = driver
         self._grants = GrantTable()
-        self._token = secrets.token_bytes(_wire.TOKEN_BYTES)
+        self._token = secrets.token_bytes(_checks.TOKEN_BYTES)
         self._worker: Worker | None = None
         self._ports: Sequence[Chosen] = ()
         self._registrations: Registrations | None = None

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 1
-TOKEN_BYTES = 16
 MOST_BYTES = 64 << 10
 """A frame has no more; a peer that announces more is cut off."""
 
