@@ -81,6 +81,10 @@ class ModelCache:
             chosen = replace(chosen, block_sizes=(block_size,))
         return chosen
 
+    def with_layers(self, layers: int) -> ModelCache:
+        """The same of a model that has so many layers, such as one cut short for a trial."""
+        return replace(self, model=replace(self.model, layers=layers, kinds=()))
+
     def spec(
         self,
         blocks: int,

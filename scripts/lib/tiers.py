@@ -21,7 +21,8 @@ class Tier:
     """One folder of tests, and what it needs beyond Python.
 
     `modules` must be importable in `.venv`, `programs` must be on the path; `installs` is put into `.venv` on
-    demand; `first` is run by its Python before the tests, and says itself why it fails.
+    demand; `first` is run by its Python before the tests, and says itself why it fails.  `home` is the environment
+    whose Python runs the tests where that is not `.venv`, unless the variable `instead` names another.
     """
 
     name: str
@@ -30,6 +31,13 @@ class Tier:
     programs: tuple[str, ...] = ()
     installs: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
+    home: str = ""
+    instead: str = ""
+
+    def python(self, own: Path) -> Path:
+        """What runs its tests."""
+        given = os.environ.get(self.instead) if self.instead else None
+        return Path(given) if given else ROOT / self.home / "bin" / "python" if self.home else own
 
     def built(self) -> bool:
         """Whether there is a test in it."""
@@ -58,7 +66,13 @@ MORE = (
     Tier("lab", "RDMA and kernel modules in virtual machines", first=("scripts/lib/vmlab", "prepare")),
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
     Tier("vllm", "vLLM engines with HAWK between them", first=("scripts/lib/vllm_env.py",)),
-    Tier("ttnn", "Tenstorrent's library", modules=("ttnn",)),
+    Tier(
+        "ttnn",
+        "Tenstorrent's library against mock chips, and a simulated one where HAWK_TT_SIMULATOR names its library",
+        first=("scripts/lib/ttnn_env.py",),
+        home=".venv-ttnn",
+        instead="HAWK_TTNN_PYTHON",
+    ),
 )
 TIERS = {tier.name: tier for tier in (*QUICK, *MORE)}
 
@@ -152,7 +166,14 @@ def main(arguments: list[str]) -> int:
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")
     if in_ci and not arguments:  # CI reads pytest's own closing line, so there the table comes first
         print(table, flush=True)
-    command = [str(python), "-m", "pytest", *workers(asked, extra), *selected(asked, extra), *extra]
+    command = [
+        str(asked[0].python(python)),
+        "-m",
+        "pytest",
+        *workers(asked, extra),
+        *selected(asked, extra),
+        *extra,
+    ]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if not in_ci and not arguments:
         print(table, flush=True)

@@ -224,14 +224,14 @@ def test_waiting_for_another_set_up_has_an_end(clone: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
-    """Commands that `scripts/test` ran; there are tests in unit, lab and ttnn only."""
+    """Commands that `scripts/test` ran; there are tests in unit, lab, device and ttnn only."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         commands.append([str(part) for part in command])
         return SimpleNamespace(returncode=3 if "pytest" in command else 1)  # 1: no module can be imported
 
-    for name in ("unit", "lab", "ttnn"):
+    for name in ("unit", "lab", "device", "ttnn"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "test_it.py").touch()
     monkeypatch.setattr(tiers, "TESTS", tmp_path)
@@ -248,8 +248,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     [
         (["nothing"], "no such tier: nothing"),
         (["unit", "lab"], "no such tier"),
-        (["device"], "the tier device is not built yet"),
-        (["ttnn"], "the tier ttnn needs the Python module ttnn"),
+        (["vllm"], "the tier vllm is not built yet"),
+        (["device"], "the tier device needs nvidia-smi"),
     ],
 )
 def test_a_tier_that_cannot_run_fails_in_one_line(
@@ -286,9 +286,9 @@ def test_all_that_needs_nothing_runs_and_the_rest_is_told(
     table = capsys.readouterr().out.splitlines()
     assert table[0] == "tiers not run:"
     assert any(line.split()[0] == "lab" and "runs on request" in line for line in table)
-    assert any("ttnn" in line and "not here" in line for line in table)
-    assert any(line.split()[0] == "device" and "not built yet" in line for line in table)
-    assert any("scripts/test vllm" in line for line in table)
+    assert any(line.split()[0] == "device" and "not here: nvidia-smi" in line for line in table)
+    assert any(line.split()[0] == "vllm" and "not built yet" in line for line in table)
+    assert any("scripts/test ttnn" in line for line in table)
     assert not any(line.split()[0] == "unit" for line in table)
 
 
@@ -360,3 +360,20 @@ def test_a_long_list_is_cut_between_words() -> None:
     assert len(told) <= 100
     assert told.endswith(" ...")
     assert told.removesuffix(" ...").split()[-1].rstrip(",") in words
+
+
+def test_a_tier_with_a_place_of_its_own_runs_there(
+    ran: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HAWK_TTNN_PYTHON", raising=False)
+    monkeypatch.setattr(
+        tiers.subprocess, "run", lambda command, **_: ran.append(command) or SimpleNamespace(returncode=0)
+    )
+    assert tiers.main(["ttnn"]) == 0
+    assert ran[0] == ["python", "scripts/lib/ttnn_env.py"]
+    assert ran[-1][0] == str(tiers.ROOT / ".venv-ttnn" / "bin" / "python")
+    monkeypatch.setenv("HAWK_TTNN_PYTHON", "/opt/python")
+    assert tiers.main(["ttnn"]) == 0
+    assert ran[-1][:3] == ["/opt/python", "-m", "pytest"]
+    assert tiers.main(["lab"]) == 0
+    assert ran[-1][0] == "python"

@@ -1,0 +1,153 @@
+"""Makes `.venv-ttnn` in the clone: ttnn, the driver's Python and HAWK's tests.  Quick when there is nothing to do.
+
+ttnn has wheels for Python 3.12 and wants numpy below 2, so it has a place of its own.  `HAWK_TTNN_PYTHON` names a
+Python that has all of it already; `HAWK_PYTHON312` the Python 3.12 to make the place with; `HAWK_TTNN` and
+`HAWK_TT_UMD` are other versions of the two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import venv_setup
+from venv_setup import Environment, SetupError, fail, say
+
+TTNN = os.environ.get("HAWK_TTNN") or "ttnn==0.81.1"
+UMD = os.environ.get("HAWK_TT_UMD") or "tt-umd==0.9.14"
+PART = "ttnn"
+NEEDED_MB = 1500
+WANTED = (3, 12)
+
+
+class TtnnEnvironment(Environment):
+    """The clone's `.venv-ttnn`."""
+
+    def __init__(self, root: Path = venv_setup.ROOT) -> None:
+        super().__init__(root)
+        self.path = root / ".venv-ttnn"
+        self.python = self.path / "bin" / "python"
+        self.stamp = self.path / "hawk-setup.json"
+        self.unfinished = self.path / "hawk-setup-unfinished"
+        self.log = self.path / "hawk-setup.log"
+
+    def key(self) -> str:
+        """Changes with what is asked for, too."""
+        return hashlib.sha256(f"{super().key()}\n{TTNN}\n{UMD}\n".encode()).hexdigest()
+
+    @property
+    def library(self) -> Path:
+        """Where ttnn is, once it is installed."""
+        return self.path / "lib" / "python{}.{}".format(*WANTED) / "site-packages" / "ttnn"
+
+
+def find_python(named: str | None = None, home: Path | None = None) -> str:
+    """A Python 3.12 that runs: the one named, of this name on the path, or of pyenv's versions."""
+    if named:
+        if not _is_wanted(named):
+            raise SetupError(f"HAWK_PYTHON312={named} is no Python 3.12 that runs; set it to one that is")
+        return named
+    name = "python{}.{}".format(*WANTED)
+    versions = (home or Path.home()) / ".pyenv" / "versions"
+    beside = sorted(str(p) for p in versions.glob("{}.{}.*/bin/python".format(*WANTED)))
+    for found in (sys.executable, shutil.which(name), *reversed(beside)):
+        if found and _is_wanted(found):
+            return found
+    raise SetupError(
+        f"ttnn has wheels for Python 3.12, and none is here; install {name}, or set HAWK_PYTHON312 to its path"
+    )
+
+
+def _is_wanted(python: str) -> bool:
+    check = f"import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != {WANTED})"
+    try:
+        return subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def stand_in(library: Path) -> str:
+    """Puts a compiler in the place of the missing one that only says its version; returns where, or nothing.
+
+    ttnn compiles the firmware of a device that is opened, with a compiler that its wheel does not bring, but takes what
+    the wheel has ready where the compiler's version is that of its makers.  A mock device needs no more.  Kernels
+    need the real one: `python -m ttnn.download_sfpi` brings it, and this one gives way to it.
+    """
+    if any(
+        (place / "compiler").exists()
+        for place in (library / "runtime" / "sfpi", Path("/opt/tenstorrent/sfpi"))
+    ):
+        return ""
+    version = b""
+    for file in sorted((library / "tt_metal" / "pre-compiled").glob("*/brisc/brisc.elf"))[:1]:
+        found = re.search(rb"GCC: (\(tenstorrent/sfpi:[^)]+\) [0-9.]+)\0", file.read_bytes())
+        version = found[1] if found else b""
+    if not version:
+        return ""  # another form of the wheel: tests that open a device say what is missing
+    tool = library / "runtime" / "sfpi" / "compiler" / "bin" / "riscv-tt-elf-g++"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(
+        "#!/bin/sh\n"
+        "# Made by scripts/test ttnn: says its version and compiles nothing.\n"
+        f'[ "$1" = --version ] && echo "riscv-tt-elf-g++ {version.decode()}" && exit 0\n'
+        'echo "this compiler only says its version: remove the folder runtime/sfpi of ttnn and run'
+        ' python -m ttnn.download_sfpi" >&2\n'
+        "exit 1\n"
+    )
+    tool.chmod(0o755)
+    return str(tool)
+
+
+def ensure(env: TtnnEnvironment) -> None:
+    """Sets up what is missing."""
+    if env.ready({PART}):
+        return
+    python = find_python(os.environ.get("HAWK_PYTHON312"))
+    if not _same(python, sys.executable):
+        # The environment is made by the Python that it is to have.
+        sys.stdout.flush()
+        os.execv(python, [python, str(Path(__file__).resolve())])
+    venv_setup._check_place(env, NEEDED_MB)
+    with venv_setup._lock(env):
+        if env.ready({PART}):
+            return
+        venv_setup._make_venv(env)
+        env.unfinished.touch()
+        say("ttnn takes 700 MB and a few minutes, once")
+        venv_setup._pip(env, ["numpy<2", TTNN, UMD], "ttnn and the driver's Python")
+        venv_setup._pip(env, ["numpy<2", "-e", ".[test]"], "HAWK and what its tests need")
+        if stand_in(env.library):
+            say("no compiler for kernels is here: a stand-in opens mock devices, kernels do not run")
+        env.finish({PART})
+        say("set-up done")
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve() and sys.version_info[:2] == WANTED
+
+
+def main() -> None:
+    """Exits with 1 and one line if it cannot be made."""
+    given = os.environ.get("HAWK_TTNN_PYTHON")
+    try:
+        if given and not Path(given).exists():
+            raise SetupError(
+                f"HAWK_TTNN_PYTHON={given} is not there; set it to a Python that has ttnn, or unset it"
+            )
+        if not given:
+            ensure(TtnnEnvironment())
+    except SetupError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"set-up failed: {error}; mend that and run this again")
+
+
+if __name__ == "__main__":
+    main()
