@@ -87,6 +87,8 @@ def load_config(
     tree = {} if file is None else read_file(file, reader.problems)
     if reader.problems:  # of a file that was not read, nothing else can be told
         raise _failed(reader.problems, file)
+    if reader.problems:  # a file that cannot be read says nothing about what is in it
+        raise ConfigError(f"1 problem in the configuration from {file}", problems=tuple(reader.problems))
     overlay_environment(tree, env, reader.problems)
     config = _build(tree, reader, file, env)
     problems = [*reader.problems, *_across(config, reader)]
@@ -120,8 +122,7 @@ def _build(tree: Tree, reader: Reader, file: Path | None, env: Mapping[str, str]
         ignore = frozenset(_transports()) if cls is TransportConfig else frozenset()
         parts[name] = reader.build(cls, tree.get(name), name, ignore=ignore) or cls()
     parts["agent"] = _with_local(parts["agent"], env)
-    for section in ("security", "discovery"):
-        parts[section] = _with_folders(parts[section], section, reader, file)
+    parts["security"] = _with_folders(parts["security"], "security", reader, file)
     parts["transport"] = replace(
         parts["transport"], options=_transport_options(tree.get("transport"), reader, file)
     )

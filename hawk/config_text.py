@@ -103,7 +103,7 @@ def reference() -> str:
             own = {t: transports.transport_class(t).Config for t in ("shm", "tcp", "verbs", "cuda")}
             parts += [_table(f"[transport.{t}]", config) for t, config in own.items()]
     parts.append(_table("[memory.NAME]", MemoryConfig))
-    for kind in ("host", "emulated-npu", "npu", "cuda"):
+    for kind in memories.shipped():
         parts.append(_table(f'[memory.NAME] with kind = "{kind}"', memories.config_class(kind)))
     parts.append('## [peers]\n\nThe other agents: `NAME = "tcp://HOST:PORT"`, one line each.\n')
     return "\n".join(parts)

@@ -153,6 +153,30 @@ class DeviceLost(HawkMemoryError):
     code = "device-lost"
 
 
+class DeviceReset(DeviceLost):
+    """A device was reset: what was in its memory is gone, and it has to be opened anew."""
+
+    code = "device-reset"
+
+
+class DeviceDenied(HawkMemoryError, PermissionError):
+    """A device that this user may not open; `field` names the memory, `got` the device file."""
+
+    code = "device-denied"
+
+
+class DriverTooOld(HawkMemoryError):
+    """A device's kernel driver, or the kernel, cannot do yet what was asked; `expected` is the first that can."""
+
+    code = "driver-too-old"
+
+
+class WindowsExhausted(OutOfMemory):
+    """A device has fewer free windows into its memory than a reservation needs; the facts count them."""
+
+    code = "windows-exhausted"
+
+
 class UnknownCache(HawkMemoryError, LookupError):
     """No cache with that id is registered in this agent (it may have been released)."""
 

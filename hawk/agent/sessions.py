@@ -285,7 +285,9 @@ def allocate_cache(session: Session, descr: CacheDescr, memory: Memory) -> Cache
 async def hand_over(session: Session, call: int, entry: CacheEntry) -> Allocated:
     """Sends the channels of an allocated cache to its client, and says where the buffers are in them."""
     tags = []
-    for region in () if entry.gpu >= 0 else entry.regions:  # a client cannot map memory of a GPU
+    # A client cannot map memory of a GPU, nor windows that a device's driver maps for the agent only.
+    mappable = entry.gpu < 0 and all(region.fd >= 0 or region.dmabuf >= 0 for region in entry.regions)
+    for region in entry.regions if mappable else ():
         tag = secrets.token_bytes(16)
         await session.connection.send_fd(tag, region.fd if region.fd >= 0 else region.dmabuf)
         tags.append(tag)

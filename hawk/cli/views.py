@@ -74,8 +74,6 @@ def status(answer: Status) -> None:
         up = f"{seconds(answer.uptime)}, process {answer.pid}, generation {answer.generation}"
         _row(facts, "up for", up)
     _row(facts, "control", answer.control)
-    if answer.directory:
-        _row(facts, "directory", answer.directory)
     for name, endpoint in answer.transports.items():
         # An endpoint holds the token that admits a reader.
         shown = ", ".join(part for part in endpoint.split(", ") if not part.startswith("token="))
@@ -100,6 +98,9 @@ def status(answer: Status) -> None:
             style="yellow" if pool.quarantined else "",
         )
     _print(pools)
+    for pool in answer.pools:
+        if pool.note:
+            _say(f"{pool.name}: {pool.note}")
 
 
 _SIZES = ("total", "free", "in use", "quarantined", "bytes", "jobs", "age", "left", "ended")

@@ -36,6 +36,7 @@ def examine(machine: Machine) -> list[Finding]:
         modules.peermem,
         modules.dmabuf,
         modules.ours,
+        modules.drivers,
         software.transports,
     )
     return [finding for check in checks for finding in check(machine)]

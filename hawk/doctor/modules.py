@@ -6,8 +6,9 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from hawk.doctor.findings import Finding, ok, warn
+from hawk.doctor.findings import Finding, Level, ok, warn
 from hawk.doctor.rdma import has_devices
+from hawk.memory import registry as memories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,3 +106,10 @@ def ours(machine: Machine) -> Iterator[Finding]:
         )
         return
     yield ok(NPU_MODULE, f"{loaded}; {', '.join('/dev/' + name for name in nodes)}")
+
+
+def drivers(machine: Machine) -> Iterator[Finding]:
+    """What kinds of memory that know a driver of their own say of it."""
+    for survey in memories.surveys():
+        for name, well, text, remedy in survey(machine):
+            yield Finding(name, Level.OK if well else Level.WARN, text, remedy)

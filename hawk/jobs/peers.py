@@ -314,9 +314,8 @@ class Peers:
 
     async def _meet(self, name: str, address: str, timeout: float) -> PeerSession:
         """The session, with one user more, once the peer has introduced itself."""
-        until = asyncio.get_running_loop().time() + timeout
         try:
-            where = await self._directory.resolve(name, address, wait=timeout)
+            where = await self._directory.resolve(name, address)
         except (UnknownPeer, PeerUnreachable):
             if not address:
                 raise
@@ -326,7 +325,7 @@ class Peers:
         session.users += 1
         met = False
         try:
-            await session.ready(max(until - asyncio.get_running_loop().time(), 0.0))
+            await session.ready(timeout)
             met = True
         except PeerUnreachable:
             self._directory.lost(name)

@@ -53,6 +53,8 @@ class Memory(ABC):
     """Seconds per byte that `move` costs, and"""
     move_row_cost: float = 5e-8
     """seconds per row of it: a host's memcpy unless the memory knows better."""
+    said: str = ""
+    """How bytes get there, where there is more than one way: a line for people."""
 
     @property
     @abstractmethod
@@ -80,6 +82,13 @@ class Memory(ABC):
         """Returns when every byte already written into these ranges can be read by the device.
 
         Called after the last completion of every queue and before *ready*.
+        """
+
+    async def refresh(self, ranges: ByteRanges) -> None:  # noqa: B027  (most memories have nothing to do)
+        """Returns when every byte that the device wrote into these ranges can be read through `regions`.
+
+        Called before a cache in this memory is a source.  Where the regions are the device's memory there is nothing
+        to do.
         """
 
     @property

@@ -55,7 +55,7 @@ class DeviceRegion(Region):
     def __init__(
         self, name: str, address: int, nbytes: int, device: int, *, dmabuf: int = -1, dmabuf_offset: int = 0
     ) -> None:
-        plain = {"name": name, "fd": -1, "fd_offset": 0, "extents": (0,)}
+        plain = {"name": name, "fd": -1, "fd_offset": 0, "extents": (0,), "handles": ()}
         own = {"_address": address, "_nbytes": nbytes, "_gpu": device}
         for key, value in (plain | own | {"dmabuf": dmabuf, "dmabuf_offset": dmabuf_offset}).items():
             object.__setattr__(self, key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -11,6 +12,10 @@ from typing import Any
 MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
 """Linux numbers that Python 3.11 has no names for (include/uapi/asm-generic/mman-common.h)."""
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 
 # ctypes instead of the mmap module: that one keeps a second descriptor open for as long as the mapping lives,
 # refuses to close while a numpy view exists, and holds the GIL while madvise fills gigabytes.
@@ -85,6 +90,47 @@ class Mapping:
     def __del__(self) -> None:
         if self.fd >= 0:
             self._close(self.fd)
+        if self.address:
+            self._munmap(self.address, self.nbytes)
+
+
+class Patchwork:
+    """A range of addresses set aside, onto which pieces of descriptors are mapped side by side.
+
+    A page that nothing was placed on may not be touched.  All is unmapped when the last array over it is gone.
+    """
+
+    __slots__ = ("__weakref__", "_munmap", "address", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = 0
+        self._munmap = _libc.munmap
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        address = _libc.mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
+        if address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self.address = int(address)
+        self.nbytes = nbytes
+
+    def place(self, at: int, fd: int, nbytes: int, offset: int) -> None:
+        """Maps `nbytes` of a descriptor from `offset` on at byte `at`; all of them multiples of a page.
+
+        Raises `OSError`.
+        """
+        if at < 0 or nbytes < 1 or at + nbytes > self.nbytes:
+            raise OSError(errno.EINVAL, "outside the range that was set aside")
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _libc.mmap(self.address + at, nbytes, prot, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+        if address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
+
+    def __del__(self) -> None:
         if self.address:
             self._munmap(self.address, self.nbytes)
 

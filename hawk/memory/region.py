@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     U8 = NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """How a device reaches one extent of a region that is made of several pieces.
+
+    dmabuf   a dma-buf whose byte `offset` is the extent's first, or -1
+    address  where a peer-memory module knows the extent in this process, or 0 for the region's own address
+    """
+
+    dmabuf: int = -1
+    offset: int = 0
+    address: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
     """One contiguous range of one memory that bytes can be moved into and out of.
@@ -32,6 +45,7 @@ class Region:
     extents  offsets (ascending, the first 0) at which a registration of this memory begins anew; no segment
              may cross one.  Most regions have one extent.
     dmabuf   a dma-buf whose bytes `[dmabuf_offset, dmabuf_offset + nbytes)` are this region's, or -1
+    handles  one for each extent, where each has a dma-buf or an address of its own; else empty
 
     The region owns neither the array nor a descriptor; the memory that made it does.
     """
@@ -43,6 +57,7 @@ class Region:
     extents: tuple[int, ...] = (0,)
     dmabuf: int = -1
     dmabuf_offset: int = 0
+    handles: tuple[Handle, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,6 @@
 """Kinds of memory by name, those of plug-ins included.
 
+A folder of `hawk.memory` is a kind by its name, imported when it is asked for: its `MEMORY` is what a plug-in names.
 A plug-in is an entry point in the group `hawk.memories` that names a `Memory` subclass with two more members:
 `Config`, a frozen dataclass of the options in its `[memory.NAME]` table (beside `kind`), and
 `from_config(name, config)`.
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import pkgutil
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
+import hawk.memory
 from hawk.errors import HawkError, HawkMemoryError, InvalidArgument
 from hawk.memory.cuda import CudaMemory
 from hawk.memory.host import HostMemory
@@ -20,7 +24,11 @@ from hawk.memory.npu import EmulatedNpu
 from hawk.memory.npu_device import NpuDevice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from hawk.memory.base import Memory
+
+    Survey = Callable[[Any], Iterable[tuple[str, bool, str, str]]]
 
 GROUP = "hawk.memories"
 
@@ -43,13 +51,24 @@ _BUILT_IN = cast(
 
 
 @cache
+def _folders() -> dict[str, str]:
+    return {m.name: f"hawk.memory.{m.name}" for m in pkgutil.iter_modules(hawk.memory.__path__) if m.ispkg}
+
+
+@cache
 def _plug_ins() -> dict[str, EntryPoint]:
-    return {e.name: e for e in entry_points(group=GROUP) if e.name not in _BUILT_IN}
+    ours = {*_BUILT_IN, *_folders()}
+    return {e.name: e for e in entry_points(group=GROUP) if e.name not in ours}
+
+
+def shipped() -> list[str]:
+    """Names of the kinds that come with HAWK, in the order in which documents tell them."""
+    return [*_BUILT_IN, *sorted(_folders())]
 
 
 def kinds() -> list[str]:
     """Names of all kinds, sorted; naming a plug-in's does not import it."""
-    return sorted({*_BUILT_IN, *_plug_ins()})
+    return sorted({*shipped(), *_plug_ins()})
 
 
 def get(kind: str, *, field: str = "kind") -> type[MemoryKind]:
@@ -60,6 +79,8 @@ def get(kind: str, *, field: str = "kind") -> type[MemoryKind]:
     """
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
+    if kind in _folders():
+        return cast("type[MemoryKind]", importlib.import_module(_folders()[kind]).MEMORY)
     entry = _plug_ins().get(kind)
     if entry is None:
         near = difflib.get_close_matches(kind, kinds(), n=1)
@@ -109,6 +130,15 @@ def create(kind: str, name: str, config: Any) -> Memory:
     except HawkError as error:
         _named(error, name)
         raise
+
+
+def surveys() -> list[Survey]:
+    """What looks at a machine's files for a kind that has a driver of its own (`survey`, a static method).
+
+    Each takes a `hawk.doctor.Machine` and gives lines: a name, whether all is well, what was found, and a remedy.
+    """
+    found = (getattr(get(kind), "survey", None) for kind in shipped())
+    return [survey for survey in found if survey is not None]
 
 
 def objection(kind: str, name: str, config: Any) -> HawkError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import errno
 import resource
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.errors import RegistrationFailed
+from hawk.memory.region import Handle
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _numa
 from hawk.transports.verbs._device import VerbsError
@@ -86,13 +88,13 @@ def register(
 ) -> Registered:
     """Registers every slice with every device, or nothing; `node` is the NUMA node where settings say it.
 
-    A region that has a dma-buf is registered by that; where the RDMA device or its driver knows none, by its address,
-    which for memory of a device takes that device's peer-memory module.
+    A region that has a dma-buf, or one for each extent, is registered by that; where the RDMA device or its driver
+    knows none, by its address, which for memory of a device takes that device's peer-memory module.
 
     Raises `RegistrationFailed`, naming the limit that was met and what to do about it.
     """
     slices = cut(region, min([limit, *(d.limits.max_mr_size for d in devices)]))
-    way = "dma-buf" if region.dmabuf >= 0 else "address"
+    way = "dma-buf" if region.dmabuf >= 0 or any(h.dmabuf >= 0 for h in region.handles) else "address"
     try:
         return _register(devices, region, slices, way, access, node)
     except VerbsError as error:
@@ -119,11 +121,11 @@ def _register(
         for device in devices:
             made.append([])
             for at, nbytes in slices:
-                if way == "dma-buf":
-                    offset = region.dmabuf_offset + at
-                    made[-1].append(device.register_dmabuf(region.dmabuf, offset, nbytes, access))
+                place = _place(region, at)
+                if way == "dma-buf" and place.dmabuf >= 0:
+                    made[-1].append(device.register_dmabuf(place.dmabuf, place.offset, nbytes, access))
                 else:
-                    made[-1].append(device.register(region.address + at, nbytes, access))
+                    made[-1].append(device.register(place.address, nbytes, access))
     except BaseException:
         close([r for each in made for r in each])
         raise
@@ -133,6 +135,16 @@ def _register(
         slices=tuple(tuple(each) for each in made),
         nodes=tuple(_node(region, at) if node is None else node for at, _ in slices),
     )
+
+
+def _place(region: Region, at: int) -> Handle:
+    """Byte `at` of the region, as devices reach it: by the handle of its extent, where extents have some."""
+    if not region.handles:
+        return Handle(region.dmabuf, region.dmabuf_offset + at, region.address + at)
+    extent = bisect.bisect_right(region.extents, at) - 1
+    handle, beyond = region.handles[extent], at - region.extents[extent]
+    address = handle.address + beyond if handle.address else region.address + at
+    return Handle(handle.dmabuf, handle.offset + beyond, address)
 
 
 def _node(region: Region, at: int) -> int:

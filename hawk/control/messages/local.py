@@ -28,6 +28,7 @@ from hawk.control.messages.operator import (
     Drained,
     JobList,
     PeerList,
+    Text,
     Tried,
     TryPeer,
 )
@@ -259,13 +260,14 @@ class AskStatus(Struct, tag="ask-status", frozen=True):
 
 
 class PoolStatus(Struct, frozen=True):
-    """Bytes of one pool by state, and the owners that hold some."""
+    """Bytes of one pool by state; `note` says how its memory is reached, where there are several ways."""
 
     name: Name
     total: Count
     free: Count
     owned: Count
     quarantined: Count
+    note: Text = ""
 
 
 class Status(Struct, tag="status", frozen=True, kw_only=True):
@@ -293,7 +295,6 @@ class Status(Struct, tag="status", frozen=True, kw_only=True):
     not_ready: Annotated[str, Meta(max_length=1024)] = ""
     clients: Count = 0
     loop_lag: float = 0.0
-    directory: Annotated[str, Meta(max_length=1024)] = ""
 
 
 class Done(Struct, tag="done", frozen=True):

@@ -1,0 +1,337 @@
+"""`kind = "tenstorrent"`: the DRAM banks of one chip as channels, and the way by which bytes get there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from hawk.errors import DeviceDenied, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
+from hawk.memory.base import MoveSupport
+from hawk.memory.channels import Channels, settle
+from hawk.memory.region import ByteRanges
+from hawk.memory.tenstorrent import kmd, umd
+from hawk.memory.tenstorrent.direct import DirectWay, Driver
+from hawk.memory.tenstorrent.reservation import Reservation
+from hawk.memory.tenstorrent.staged import StagedWay
+from hawk.memory.tenstorrent.survey import survey
+from hawk.memory.tenstorrent.windows import budget
+from hawk.units import Size, approximate_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hawk.memory.region import Moves
+    from hawk.memory.tenstorrent.chip import Bank, Chip
+
+Way = Literal["auto", "dma-buf", "host"]
+Ordering = Literal["relaxed", "strict", "posted"]
+
+
+class Mover(Protocol):
+    """Moves bytes inside banks on the chip itself; whoever owns the chip's programs has one.
+
+    cost, row_cost   seconds a byte and a row, as `Memory.move_cost` and `move_row_cost`
+    """
+
+    cost: float
+    row_cost: float
+
+    async def __call__(self, moves: Moves) -> None:
+        """See `Memory.move`; offsets are those of the reservation.  Returns when all bytes have moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenstorrentConfig:
+    """`[memory.NAME]` with `kind = "tenstorrent"`."""
+
+    address: Size = field(
+        metadata={"help": "address of the first reserved byte, the same in every bank (0x100080, say)"}
+    )
+    nbytes: Size = field(metadata={"help": "bytes reserved in each bank"})
+    banks: int = field(metadata={"help": "interleaved DRAM banks of the chip, as its allocator deals pages"})
+    chip: int = field(default=0, metadata={"help": "which chip: N of `/dev/tenstorrent/N`"})
+    way: Way = field(
+        default="auto",
+        metadata={"help": "windows for network cards, a shadow in the host's memory, or the best there is"},
+    )
+    least: Size = field(
+        default=0,
+        metadata={
+            "help": "bytes of each bank that windows have to cover; 0: all of them, or any where `way` is `dma-buf`"
+        },
+    )
+    window_share: float = field(
+        default=0.5, metadata={"help": "share of the chip's windows that may be held, but for the largest"}
+    )
+    large_window_share: float = field(
+        default=1.0, metadata={"help": "share of the chip's windows of the largest size that may be held"}
+    )
+    ordering: Ordering = field(default="strict", metadata={"help": "order of requests through a window"})
+    adopter: str = field(
+        default="",
+        metadata={"help": "device of hawk_npu that adopts the windows (docs/kmod.md); none if empty"},
+    )
+    piece: Size = field(default=4 << 20, metadata={"help": "bytes of a write to the chip at most, staged"})
+    dma: bool = field(default=False, metadata={"help": "let the chip's DMA engine fetch what is staged"})
+    huge_pages: bool = field(default=False, metadata={"help": "hint the kernel to use huge pages, staged"})
+    simulator: str = field(
+        default="", metadata={"help": "library of a simulator to write to instead of a chip, for trials"}
+    )
+
+    def __post_init__(self) -> None:
+        self.reservation()
+        for name in ("window_share", "large_window_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidArgument(
+                    "no share of the windows", field=name, got=getattr(self, name), expected="0 to 1"
+                )
+        if self.piece < 1 << 12:
+            raise InvalidArgument("too small", field="piece", got=self.piece, expected="at least 4096 bytes")
+        if self.least > self.nbytes:
+            raise InvalidArgument(
+                "more than is reserved", field="least", got=self.least, expected=f"at most {self.nbytes}"
+            )
+
+    def reservation(self) -> Reservation:
+        """What the table reserves."""
+        return Reservation((self.chip,), int(self.address), int(self.nbytes), self.banks)
+
+
+class Tenstorrent(Channels):
+    """The reserved range of one chip's DRAM banks; one of these for each chip of a mesh.
+
+    name         unique in its agent; regions are called `name/channelN`
+    reservation  of one chip: what the allocator's owner has set aside (`Reservation.of_chip`)
+    config       how it is reached; its own figures of the reservation are not looked at
+    chip         what is known of the chip; asked of its driver if None
+    mover        moves bytes on the chip, for staged plans; without one, only a shadow can be moved in
+    calls, open_device   the seams to the kernel and to tt-umd, for tests
+
+    way          `dma-buf` or `host`: the way that was taken
+    why_not      the ways that are better or were not wanted, each with the reason
+    said         one line of both
+
+    The constructor blocks while windows are taken or the shadow is filled.  Raises what the way that was asked for
+    raises, the last one's where none goes; nothing stays open then.
+    """
+
+    kind: ClassVar[str] = "tenstorrent"
+    Config: ClassVar[type[TenstorrentConfig]] = TenstorrentConfig
+    survey = staticmethod(survey)
+
+    def __init__(
+        self,
+        name: str,
+        reservation: Reservation,
+        config: TenstorrentConfig | None = None,
+        *,
+        chip: Chip | None = None,
+        mover: Mover | None = None,
+        calls: kmd.Calls | None = None,
+        open_device: Callable[[], umd.Device] | None = None,
+    ) -> None:
+        if len(reservation.chips) != 1:
+            raise InvalidArgument(
+                "a memory is of one chip",
+                field="reservation.chips",
+                got=list(reservation.chips),
+                expected="one of them: Reservation.of_chip, and a memory for each",
+            )
+        number = reservation.chips[0]
+        config = config or TenstorrentConfig(
+            reservation.address, reservation.nbytes, reservation.banks, number
+        )
+        self._config = config
+        self._calls = calls or kmd.Kernel()
+        self._open = open_device or _opener(config, number)
+        self.reservation = reservation
+        self.why_not: dict[str, str] = {}
+        self._moves_there = mover
+        way = self._taken(name, chip)
+        try:
+            super().__init__(
+                name,
+                channels=reservation.banks,
+                channel_bytes=way.covered,
+                alignment=reservation.alignment or self.chip.alignment,
+            )
+        except BaseException:
+            way.close()
+            raise
+        self._way = way
+        self._regions = way.regions
+        self.way = way.name
+        if mover is not None:
+            self.move_cost, self.move_row_cost = mover.cost, mover.row_cost
+        self.said = self._told()
+
+    @classmethod
+    def from_config(cls, name: str, config: TenstorrentConfig) -> Tenstorrent:
+        """The memory that a config table describes."""
+        return cls(name, config.reservation(), config)
+
+    @staticmethod
+    def obstacle(config: TenstorrentConfig) -> None:
+        """Raises what a look at files says would stop it, for `hawk doctor`; opens nothing."""
+        if importlib.util.find_spec("tt_umd") is None:
+            raise MissingDependency(
+                "the package tt-umd is not installed", field="tt_umd", hint=f"`{umd.EXTRA}`"
+            )
+        path = config.simulator or kmd.path_of(config.chip)
+        field = "simulator" if config.simulator else "chip"
+        if not os.path.exists(path):
+            raise HawkMemoryError("there is no such file", field=field, got=path)
+        if not os.access(path, os.R_OK if config.simulator else os.R_OK | os.W_OK):
+            raise DeviceDenied("this user may not open it", field=field, got=path)
+
+    # -- the way that is taken -------------------------------------------------------------------------------
+
+    def _taken(self, name: str, chip: Chip | None) -> DirectWay | StagedWay:
+        """The best way there is, or the one that was asked for."""
+        asked = self._config.way
+        device: umd.Device | None = None
+        with contextlib.ExitStack() as undo:
+            if chip is None or asked == "host":
+                device = self._open()
+                undo.callback(device.close)
+            if chip is None:
+                assert device is not None
+                chip = device.chip
+            self.chip = chip
+            banks = self.chip.check(self.reservation)
+            if asked != "host":
+                try:
+                    return self._direct(name, banks)
+                except HawkError as error:
+                    if asked == "dma-buf":
+                        raise
+                    self.why_not["dma-buf"] = _short(error)
+            else:
+                self.why_not["dma-buf"] = 'the config says way = "host"'
+            if device is None:
+                device = self._open()
+            undo.pop_all()
+            return StagedWay(
+                name,
+                device,
+                banks,
+                self.reservation,
+                piece=self._config.piece,
+                huge_pages=self._config.huge_pages,
+            )
+
+    def _direct(self, name: str, banks: Sequence[Bank]) -> DirectWay:
+        config = self._config
+        if config.simulator:
+            raise HawkMemoryError("a simulator has no windows", field=f"memory.{name}.simulator")
+        driver = Driver(self.chip.number, f"memory.{name}", self._calls)
+        everything = self.reservation.nbytes
+        alignment = self.reservation.alignment or self.chip.alignment
+        least = config.least or (everything if config.way == "auto" else alignment)
+        return DirectWay(
+            name,
+            driver,
+            banks,
+            self.reservation,
+            free=budget(kmd.WINDOWS.get(self.chip.arch, ()), config.window_share, config.large_window_share),
+            least=least,
+            ordering=config.ordering,
+            adopter=config.adopter,
+        )
+
+    def _told(self) -> str:
+        way, chip = self._way, self.chip
+        head = f"chip {chip.number} ({chip.arch}): {self.channels} banks, "
+        head += f"{approximate_size(self.channel_bytes)} of each from {self.reservation.address:#x} on"
+        if isinstance(way, DirectWay):
+            text = f"{head}, straight through {way.windows} windows"
+            lacking = self.reservation.nbytes - self.channel_bytes
+            if lacking:
+                text += f"; windows are short, so {approximate_size(lacking)} of each bank are left out"
+        else:
+            text = f"{head}, staged in the host's memory and written by tt-umd"
+        return text + "".join(f"; not by {name}: {why}" for name, why in self.why_not.items())
+
+    # -- what every memory does ------------------------------------------------------------------------------
+
+    async def flush(self, ranges: ByteRanges) -> None:
+        """Makes what was written readable by the chip: see `DirectWay.flush` and `StagedWay.flush`."""
+        self._check_ranges(ranges)
+        if len(ranges):
+            await self._apart(self._way.flush, ranges if self.way == "host" else ranges.spans())
+
+    async def refresh(self, ranges: ByteRanges) -> None:
+        """Makes what the chip has written readable here; straight through windows it is at once."""
+        self._check_ranges(ranges)
+        if isinstance(self._way, StagedWay) and len(ranges):
+            await self._apart(self._way.refresh, ranges)
+
+    async def _apart(self, what: Callable[[ByteRanges], None], ranges: ByteRanges) -> None:
+        """In a thread; whoever is cancelled waits until it has ended."""
+        work = asyncio.get_running_loop().run_in_executor(None, what, ranges)
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await settle(work)
+            raise
+
+    @property
+    def move_support(self) -> MoveSupport:
+        """The chip where it was given programs, the host's cores in a shadow, else nobody: windows read slowly."""
+        if self._moves_there is not None and self.way != "host":
+            return MoveSupport.DEVICE
+        return MoveSupport.HOST if self.way == "host" else MoveSupport.NONE
+
+    async def move(self, moves: Moves) -> None:
+        """See `Memory.move`; before the chip moves bytes, what was written there is flushed."""
+        if self.move_support is not MoveSupport.DEVICE:
+            await super().move(moves)
+            return
+        assert self._moves_there is not None
+        self._check("moves", moves.channel, moves.source, moves.nbytes)
+        self._check("moves", moves.channel, moves.target, moves.nbytes)
+        if len(moves):
+            await self.flush(_sources(moves))
+            await self._moves_there(moves)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was done so far: windows, reads behind writes; or pieces written and read, bytes, words confirmed."""
+        way = self._way
+        if isinstance(way, DirectWay):
+            return {"windows": way.windows, "flushed_windows": way.flushes}
+        return {
+            "writes": way.writes,
+            "written_bytes": way.written_bytes,
+            "confirmed": way.confirmed,
+            "reads": way.reads,
+            "read_bytes": way.read_bytes,
+        }
+
+    def close(self) -> None:
+        """Gives windows, shadow and chip back, see `DirectWay.close` and `StagedWay.close`."""
+        super().close()
+        self._way.close()
+
+
+def _opener(config: TenstorrentConfig, number: int) -> Callable[[], umd.Device]:
+    if config.simulator:
+        return lambda: umd.open_simulator(config.simulator, number=number)
+    return lambda: umd.open_chip(number, dma=config.dma)
+
+
+def _short(error: HawkError) -> str:
+    """The error in the middle of a line: without its field, which is this memory, and without its hint."""
+    text = error.message
+    if error.got is not None:
+        text += f" ({error.got}"
+        text += f", needs {error.expected})" if error.expected is not None else ")"
+    return text
+
+
+def _sources(moves: Moves) -> ByteRanges:
+    return ByteRanges(moves.channel, moves.source, moves.nbytes)

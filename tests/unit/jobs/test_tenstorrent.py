@@ -1,0 +1,80 @@
+"""A whole job in one process into a chip that takes what was written only once somebody read behind it."""
+
+import numpy as np
+import pytest
+
+from hawk.errors import DeviceReset
+from hawk.memory.region import ByteRanges
+from hawk.memory.tenstorrent import Reservation, Tenstorrent, TenstorrentConfig
+from tests.end_to_end import caches as c
+from tests.fake_tenstorrent import MIB, FakeDevice, chip
+from tests.unit.jobs import rig as rigs
+from tests.unit.jobs.rig import CAPACITY, rig
+
+BASE = 0x100080
+EACH = CAPACITY // 8
+
+
+class StagedChip(Tenstorrent):
+    """The rig's device: `visible` is the chip's own DRAM, not the shadow."""
+
+    def __init__(self) -> None:
+        self.device = FakeDevice(chip(channel_bytes=2 * MIB))
+        for dram in self.device.dram.values():
+            dram[:] = c.CANARY
+        config = TenstorrentConfig(BASE, EACH, 8, way="host", piece=64 << 10)
+        super().__init__("npu0", Reservation((0,), BASE, EACH, 8), config, open_device=lambda: self.device)
+        for region in self.regions:
+            region.array[:] = c.CANARY
+
+    @property
+    def visible(self) -> list[np.ndarray]:
+        return [self.device.dram[20 + bank, 40][BASE : BASE + EACH] for bank in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rigs, "HoldingNpu", StagedChip)
+
+
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+async def test_every_byte_is_in_the_chip_when_the_job_is_ready(mode: str) -> None:
+    async with rig(mode=mode) as made:
+        entry = made.offer()
+        await made.fetch(entry.claim).run()
+        made.check_bytes()
+        npu = made.npu
+        assert isinstance(npu, StagedChip)
+        assert npu.device.under_way == []
+        counts = npu.counts
+        assert counts["written_bytes"] >= 2 * c.LAYERS * rigs.TOKENS * c.HEADS * c.DIM * 2
+        # Few: both blocks are apart, and each is one write a bank and plane; pages that follow each other were joined.
+        assert counts["writes"] == 2 * 8 * 2 * c.LAYERS
+        await made.serving.idle()
+
+
+async def test_without_the_flush_nothing_is_in_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail."""
+
+    async def nothing(self: Tenstorrent, ranges: ByteRanges) -> None:
+        del self, ranges
+
+    monkeypatch.setattr(Tenstorrent, "flush", nothing)
+    async with rig() as made:
+        entry = made.offer()
+        await made.fetch(entry.claim).run()
+        with pytest.raises(AssertionError):
+            made.check_bytes()
+        await made.serving.idle()
+
+
+async def test_a_chip_that_was_reset_fails_the_job_by_name() -> None:
+    async with rig() as made:
+        entry = made.offer()
+        npu = made.npu
+        assert isinstance(npu, StagedChip)
+        npu.device.failing = DeviceReset("the chip was reset or hangs", field="chip 0")
+        with pytest.raises(DeviceReset):
+            await made.fetch(entry.claim).run()
+        npu.device.failing = None
+        await made.serving.idle()
