@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hawk.plan.shards import Model
 
 ORDERS = ("hf", "meta")
-_KEYS = ("source", "layout", "k_order", "rotary", "codecs", "block_sizes", "tp")
+_KEYS = ("source", "layout", "request", "k_order", "rotary", "codecs", "block_sizes", "tp")
 _OWN_KEYS = ("model", *_KEYS)
 
 
@@ -42,6 +42,7 @@ class ModelCache:
     name         ENGINE/MODEL, or the table of one's own file
     model        extents of the whole model's cache
     layout       the layout of its pages, a name or a path
+    request      the layout of a request by itself, from which pages are filled; empty if the engine has none
     k_order      "hf" or "meta": how the elements of a head of K follow each other
     rotary       width of a head's rotary part, which is what "meta" interleaves
     codecs       number types that the engine's settings choose among, the default first
@@ -58,6 +59,7 @@ class ModelCache:
     codecs: tuple[str, ...]
     block_sizes: tuple[int, ...]
     tp: tuple[int, ...]
+    request: str = ""
     source: str = ""
 
     @property
@@ -110,6 +112,18 @@ class ModelCache:
             params={} if self.rotary == self.model.dim else {"R": self.rotary},
         )
         return whole if tp_size == 1 else whole.shard(tp_rank=tp_rank, tp_size=tp_size)
+
+    def request_spec(self, tokens: int) -> CacheSpec:
+        """Room for one request of up to `tokens` tokens by itself, of all heads, in whole blocks.
+
+        Raises `InvalidArgument` where the engine takes none such.
+        """
+        if not self.request:
+            raise InvalidArgument(
+                f"{self.name} has no layout of a request by itself", field="request", expected="a layout"
+            )
+        blocks = -(-max(1, tokens) // self.block_size)
+        return self.spec(blocks).replace(layout=self.request)
 
     def check(self, spec: CacheSpec, *, layers: int | None = None) -> None:
         """Raises `InvalidArgument` naming the field of `spec` by which this model would read other numbers.
@@ -284,8 +298,11 @@ def _from_table(name: str, table: Mapping[str, Any], origin: str) -> ModelCache:
         tuple(_list(table, "codecs", origin)),
         sizes,
         tp,
+        str(table.get("request", "")),
         str(table.get("source", "")),
     )
+    if made.request:
+        made.check(made.request_spec(tokens=1))
     made.check(made.spec(blocks=1))  # whether the layout keeps K in the order that the table says
     return made
 

@@ -57,13 +57,14 @@ class Tensor:
         address: int = 0,
     ) -> None:
         self.dtype, self.layout, self.address, self._device = dtype, layout, address, device
+        self.data = data
         parts = [] if data is None else [data]
         if mesh_mapper is not None:
             parts = np.array_split(data, mesh_mapper[0], axis=mesh_mapper[1])
         self.shape = list(parts[0].shape) if parts else []
         self.shards = [
             reference.pages(np.ascontiguousarray(p).view(np.uint32), CODECS[dtype], False).reshape(-1)
-            for p in parts
+            for p in (parts if dtype in CODECS else [])
         ]
 
     def host_buffer(self) -> Any:
@@ -79,6 +80,12 @@ class Tensor:
 
     def memory_config(self) -> Any:
         return self._config
+
+    def to(self, device: Mesh, config: Any) -> Tensor:
+        """On the chip, for operations that look at the numbers alone."""
+        made = Tensor(self.data, self.dtype, self.layout, device=device)
+        made._config = config
+        return made
 
     # -- on a chip ---------------------------------------------------------------------------------------
 
@@ -129,16 +136,63 @@ def paged_fill_cache(cache: Tensor, given: Tensor, page_table: Any, *, batch_idx
     """`given` is [1, heads, rows, dim]; block j of a request is page_table[user][j]."""
     assert cache.dtype == given.dtype
     _, heads, rows, dim = given.shape
+    table = getattr(page_table, "data", page_table)
     down, across = rows // 32, -(-dim // 32)
     high = cache.shape[2] // 32
     for chip in range(len(cache._device.memory)):
         for head in range(heads):
             for row in range(down):
-                block = page_table[batch_idx][row // high]
+                block = int(table[batch_idx][row // high])
                 for column in range(across):
                     source = (head * down + row) * across + column
                     target = ((block * heads + head) * high + row % high) * across + column
                     cache.held(chip, target)[:] = given.held(chip, source)
+
+
+def plane(cache: Tensor, block: int, head: int) -> np.ndarray:
+    """The numbers of a block's head on chip 0, `float32[block_size, dim]`."""
+    _, heads, rows, dim = cache.shape
+    each = rows // 32 * (dim // 32)
+    pages = np.stack([cache.held(0, (block * heads + head) * each + i) for i in range(each)])
+    return reference.unpages(pages, CODECS[cache.dtype], (1, 1, rows, dim), False)[0, 0].view(np.float32)
+
+
+def put_plane(cache: Tensor, block: int, head: int, numbers: np.ndarray) -> None:
+    _, heads, rows, dim = cache.shape
+    each = rows // 32 * (dim // 32)
+    bits = np.ascontiguousarray(numbers[None, None]).view(np.uint32)
+    for i, page in enumerate(reference.pages(bits, CODECS[cache.dtype], False)):
+        cache.held(0, (block * heads + head) * each + i)[:] = page
+
+
+def paged_update_cache(cache: Tensor, new: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
+    """`new` is [1, users, heads, dim], sharded by users."""
+    assert new.memory_config() == "sharded"
+    size = cache.shape[2]
+    for user, at in enumerate(update_idxs_tensor.data):
+        for head in range(new.shape[2]):
+            block = int(page_table.data[user][at // size])
+            held = plane(cache, block, head)
+            held[at % size] = new.data[0, user, head]
+            put_plane(cache, block, head, held)
+
+
+def attention(
+    query: Tensor, k: Tensor, v: Tensor, page_table: Tensor, *, cur_pos_tensor: Tensor, scale: float
+) -> np.ndarray:
+    """Softmax of query and K over tokens 0..cur_pos, times V: [1, users, query heads, dim]."""
+    out = np.empty(query.shape, np.float32)
+    group = query.shape[2] // k.shape[1]
+    for user, at in enumerate(cur_pos_tensor.data):
+        for head in range(query.shape[2]):
+            keys, values = (
+                np.concatenate([plane(of, int(b), head // group) for b in page_table.data[user]])[: at + 1]
+                for of in (k, v)
+            )
+            weight = keys @ query.data[0, user, head] * scale
+            weight = np.exp(weight - weight.max())
+            out[0, user, head] = weight @ values / weight.sum()
+    return out
 
 
 def dump(path: str, tensor: Tensor) -> None:
@@ -166,7 +220,9 @@ def library() -> ModuleType:
     made = ModuleType("ttnn")
     parts: dict[str, Any] = {
         **{name: name for name in CODECS},
+        "int32": "int32",
         "TILE_LAYOUT": "tile",
+        "ROW_MAJOR_LAYOUT": "rows",
         "Shape": list,
         "MeshShape": lambda *n: list(n),
         "MeshCoordinate": lambda *n: n,
@@ -184,7 +240,16 @@ def library() -> ModuleType:
         "copy_host_to_device_tensor": copy,
         "dump_tensor": dump,
         "load_tensor": load,
-        "experimental": SimpleNamespace(paged_fill_cache=paged_fill_cache),
+        "experimental": SimpleNamespace(
+            paged_fill_cache=paged_fill_cache, paged_update_cache=paged_update_cache
+        ),
+        "transformer": SimpleNamespace(paged_scaled_dot_product_attention_decode=attention),
+        "open_mesh_device": lambda shape: Mesh(chips=shape[1]),
+        "close_mesh_device": lambda mesh: None,
+        "create_sharded_memory_config": lambda **_: "sharded",
+        "CoreGrid": lambda **_: None,
+        "ShardStrategy": SimpleNamespace(HEIGHT=0),
+        "ShardOrientation": SimpleNamespace(ROW_MAJOR=0),
     }
     for name, value in parts.items():
         setattr(made, name, value)

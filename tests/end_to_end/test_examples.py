@@ -32,7 +32,8 @@ def pair() -> Iterator[tuple[AgentProcess, AgentProcess]]:
 
 
 def test_every_example_is_run() -> None:
-    assert sorted(path.name for path in FOLDER.glob("*.py")) == sorted(SAYS)
+    elsewhere = {"ttnn_decode.py"}  # test_ttnn.py, and tests/ttnn
+    assert {path.name for path in FOLDER.glob("*.py")} == {*SAYS, *elsewhere}
 
 
 @pytest.mark.parametrize("name", SAYS)

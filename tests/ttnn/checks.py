@@ -59,6 +59,12 @@ def numbers(pages: np.ndarray, layer: int, kv: int, meta: bool = True) -> np.nda
     return np.ascontiguousarray(reference.interleave(x) if meta and kv == 0 else x)
 
 
+def by_itself(pages: np.ndarray, layer: int, kv: int) -> np.ndarray:
+    """The same as one request, `float32[1, head, token, dim]`."""
+    x = numbers(pages, layer, kv)
+    return np.ascontiguousarray(x.transpose(1, 0, 2, 3).reshape(1, x.shape[1], -1, x.shape[3]))
+
+
 def tensor(x: np.ndarray, codec: str, **more: Any) -> Any:
     """ttnn's own, on the host."""
     return library().Tensor(x, api.dtype(codec), layout=library().TILE_LAYOUT, **more)
@@ -150,9 +156,8 @@ def mapped(heads: int, tokens: int, dim: int, codec: str, layers: int, over_mesh
     model = _model(heads, dim, 64, codec, layers, tp=group)
     wrong = []
     with HostTensors.for_request(model, tokens, mesh=device() if over_mesh else None) as held:
-        rows = held.spec.block_size
-        pages = source(heads, rows, dim, blocks=1, seed=tokens, layers=layers)
-        pages[:, :, :, tokens:] = 0
+        pages = source(heads, 64, dim, blocks=held.spec.blocks, seed=tokens, layers=layers)
+        pages.reshape(layers, 2, -1, heads, dim)[:, :, tokens:] = 0
         src = compile_for(pages, HF)
         got = convert(pages, src, held.spec.compile())
         for i, buffer in enumerate(held.kv.buffers):
@@ -160,7 +165,7 @@ def mapped(heads: int, tokens: int, dim: int, codec: str, layers: int, over_mesh
         for layer in range(layers):
             for kv in range(2):
                 mine = held.tensor(layer, kv)
-                x = numbers(pages, layer, kv)
+                x = by_itself(pages, layer, kv)
                 more = (
                     {"mesh_mapper": library().shard_tensor_to_mesh_mapper(device(), 1)} if over_mesh else {}
                 )

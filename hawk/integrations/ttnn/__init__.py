@@ -1,7 +1,7 @@
 """HAWK and ttnn, the tensor library of Tenstorrent's chips: fetched requests as its tensors, its memory as HAWK's.
 
 `HostTensors` are ttnn host tensors over the bytes that a fetch fills; `PagedCache` is the paged cache of a model on a
-chip or a mesh; `reserve` sets memory of every bank aside.  docs/tenstorrent.md has a decode loop.  Importing this
+chip or a mesh; `reserve` sets memory of every bank aside.  docs/ttnn.md has a decode loop.  Importing this
 needs no ttnn; using it does (`pip install 'hawk-kv[ttnn]'`, Python 3.12).
 """
 

@@ -30,9 +30,7 @@ NEEDED = (
     "dump_tensor",
 )
 
-HINT = (
-    "pip install 'hawk-kv[ttnn]': its wheels are for Python 3.12 and want numpy below 2 (docs/tenstorrent.md)"
-)
+HINT = "pip install 'hawk-kv[ttnn]': its wheels are for Python 3.12 and want numpy below 2 (docs/ttnn.md)"
 
 
 def library() -> Any:

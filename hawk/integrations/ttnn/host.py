@@ -18,7 +18,7 @@ from hawk.arguments import count, instance
 from hawk.cache import CacheSpec, KVCache
 from hawk.errors import InternalError, InvalidArgument, MissingDependency
 from hawk.integrations.ttnn import api
-from hawk.integrations.ttnn.tiles import check_tiles
+from hawk.integrations.ttnn.tiles import tensor_shape
 from hawk.memory import shared
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class HostTensors:
     spec    its description
     chips   over how many chips of a mesh the heads are split
 
-    Make one with `for_request` (a request in one block, as `paged_fill_cache` takes it) or with `alloc`.  A host tensor
-    has neither K nor V of a request before the fetch is *ready*; afterwards `zero` or another fetch changes it.
+    Make one with `for_request` (a request by itself, as `paged_fill_cache` takes it) or with `alloc`.  A tensor has the
+    request once its fetch is *ready*, and until another fetch writes there.
     """
 
     def __init__(
@@ -49,33 +49,35 @@ class HostTensors:
 
     @classmethod
     def for_request(cls, model: ModelCache, tokens: int, *, mesh: Any = None) -> HostTensors:
-        """Room for a request of up to `tokens` tokens: one block of all of them, rounded up to whole tiles.
+        """Room for a request of up to `tokens` tokens by itself: `[1, heads, tokens, dim]`, in whole blocks.
 
-        model     says order of K, number type and extents
+        model     says order of K, number type, block size and extents
         mesh      a mesh device over whose chips the heads are split, or None for one chip
 
         Raises as `alloc` does.
         """
-        rows = -(-max(1, count(tokens, "tokens")) // api.TILE) * api.TILE
-        return cls.alloc(model.spec(blocks=1, channels=1).replace(block_size=rows), mesh=mesh)
+        return cls.alloc(model.request_spec(count(tokens, "tokens")), mesh=mesh, request=True)
 
     @classmethod
-    def alloc(cls, spec: CacheSpec, *, mesh: Any = None) -> HostTensors:
-        """Tensors for a cache of `spec`, all zero.
+    def alloc(cls, spec: CacheSpec, *, mesh: Any = None, request: bool = False) -> HostTensors:
+        """Tensors for a cache of `spec`, all zero: `[blocks, heads, block_size, dim]`.
 
-        mesh    a mesh device over whose chips the heads are split as `ShardTensorToMesh(mesh, dim=1)` does; the
-                cache has one block then, in which heads follow each other
+        mesh       a mesh device over whose chips the heads are split as `ShardTensorToMesh(mesh, dim=1)` does; heads
+                   have to follow each other then, as those of a request by itself do
+        request    the cache is a request by itself, whose layout has the blocks of a head in a row
 
         Raises `LayoutError` for a layout whose bytes are no ttnn tensor, `InvalidArgument` for heads or blocks that the
         mesh cannot share, `OutOfMemory`, `MissingDependency` without ttnn.
         """
-        spec = instance(spec, CacheSpec, "spec", "a CacheSpec").replace(channels=1)
+        spec = instance(spec, CacheSpec, "spec", "a CacheSpec").replace(channels=None)
         compiled = spec.compile()
-        check_tiles(compiled)
+        if compiled.channels != 1:
+            spec = spec.replace(channels=1)
+            compiled = spec.compile()
+        shape = tensor_shape(compiled, request=request)
         chips = 1 if mesh is None else api.mesh_size(list(mesh.shape))
         if chips > 1:
-            _check_share(spec, chips)
-        shape = (spec.blocks, spec.heads, spec.block_size, spec.dim)
+            _check_share(spec, chips, request)
         head = _head(shape, compiled.codec.name, compiled.channel_bytes, mesh if chips > 1 else None)
         buffers: list[shared.SharedBuffer] = []
         tensors: list[Any] = []
@@ -102,6 +104,15 @@ class HostTensors:
                 raise InvalidArgument("out of range", field=name, got=value, expected=f"0..{end - 1}")
         return self._tensors[self.spec.compile().buffer(layer, kv)]
 
+    def blocks(self, tokens: int) -> range:
+        """The block table of a request of `tokens` tokens in this room; raises `InvalidArgument` for one too large."""
+        room = self.spec.blocks * self.spec.block_size
+        if not 0 < tokens <= room:
+            raise InvalidArgument(
+                "no room for this request", field="tokens", got=tokens, expected=f"1..{room}"
+            )
+        return range(-(-tokens // self.spec.block_size))
+
     def zero(self) -> None:
         """Sets every element to 0, before the room is used for another request."""
         for buffer in self.kv.buffers:
@@ -124,7 +135,7 @@ class HostTensors:
         self.close()
 
 
-def _check_share(spec: CacheSpec, chips: int) -> None:
+def _check_share(spec: CacheSpec, chips: int, request: bool) -> None:
     if spec.heads % chips:
         raise InvalidArgument(
             "the chips of the mesh cannot share the heads",
@@ -132,9 +143,9 @@ def _check_share(spec: CacheSpec, chips: int) -> None:
             got=spec.heads,
             expected=f"a multiple of {chips}",
         )
-    if spec.blocks != 1:
+    if spec.blocks != 1 and not request:
         raise InvalidArgument(
-            "heads are split over a mesh in a cache of one block, where they follow each other",
+            "heads are split over a mesh where they follow each other, and here blocks come first",
             field="blocks",
             got=spec.blocks,
             expected=1,

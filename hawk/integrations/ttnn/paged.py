@@ -9,7 +9,7 @@ from hawk.arguments import instance
 from hawk.errors import InvalidArgument
 from hawk.integrations.ttnn import api
 from hawk.integrations.ttnn.reserving import allocate, banks, chips
-from hawk.integrations.ttnn.tiles import check_tiles
+from hawk.integrations.ttnn.tiles import tensor_shape
 from hawk.memory.tenstorrent import Reservation
 from hawk.model_caches import ModelCache, load_cache
 
@@ -63,7 +63,7 @@ class PagedCache:
         self.model = self._checked()
         for spec in self.specs:
             self.model.check(spec)
-        check_tiles(self.specs[0].compile())
+        tensor_shape(self.specs[0].compile())
         self._staging: list[Any] = []
 
     @classmethod
@@ -167,14 +167,23 @@ class PagedCache:
         `paged_fill_cache`.  Raises `InvalidArgument` for tensors of another model.
         """
         ttnn = api.library()
-        spec = held.spec
-        self.model.check(spec.replace(block_size=self.model.block_size))
+        self.model.check(held.spec)
         if held.chips != len(self.chips):
             raise self._wrong("held.chips", held.chips, len(self.chips))
-        shape = (1, spec.heads // held.chips, spec.block_size, spec.dim)
+        shape = api.extents(held.tensor(0))
+        room = api.extents(page_table)[-1] * self.model.block_size
+        if shape[0] != 1 or shape[2] > room:
+            raise InvalidArgument(
+                "the page table has not as many blocks as the host tensors, whose every row is copied",
+                field="page_table",
+                got=f"{room} rows",
+                expected=f"{shape[2]} of [1, heads, rows, dim]"
+                if shape[0] == 1
+                else "tensors of for_request",
+            )
         if not self._staging or api.extents(self._staging[0]) != shape:
             self._staging = [
-                allocate(self.device, shape, self.model.codec, "a request's K or V") for _ in range(spec.kvs)
+                allocate(self.device, shape, self.model.codec, "a request's K or V") for _ in self.tensors[0]
             ]
         for layer, pair in enumerate(self.tensors):
             for kv, cache in enumerate(pair):

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 TILE, FACE = 32, 16
 
 
-def check_tiles(layout: CompiledLayout) -> None:
-    """Raises `LayoutError` unless each (layer, K or V) of `layout` is a tensor `[block, head, slot, dim]` of tiles.
+def tensor_shape(layout: CompiledLayout, *, request: bool = False) -> tuple[int, int, int, int]:
+    """The shape of the tensor of tiles that each (layer, K or V) of `layout` is: `[block, head, slot, dim]`.
 
+    request    as a request by itself, with the blocks of a head in a row: `[1, head, block x slot, dim]`
+
+    Raises `LayoutError` for a layout whose bytes are no such tensor.
     Where an element lies is a sum with a term for each axis, so the terms of every index of every axis prove it.  K's
     head may be in another order than V's (`k_order`): the model reads it so.
     """
@@ -28,9 +31,15 @@ def check_tiles(layout: CompiledLayout) -> None:
         raise _not_so(layout, "buffers", layout.buffers, "one tensor for each layer and for each of K and V")
     down, across = -(-shape.block_size // TILE), -(-shape.dim // TILE)
     slot, dim = (np.arange(n, dtype=np.int64) for n in (shape.block_size, shape.dim))
+    rows = down * across  # tiles of a block's head
+    block, head = (np.arange(n, dtype=np.int64) for n in (shape.blocks, shape.heads))
+    if request and shape.blocks > 1 and shape.block_size % TILE:
+        raise _not_so(
+            layout, "block_size", shape.block_size, f"a multiple of {TILE}, so that blocks follow each other"
+        )
     wanted = {
-        "block": (np.arange(shape.blocks, dtype=np.int64) * shape.heads * down * across, None),
-        "head": (np.arange(shape.heads, dtype=np.int64) * down * across, None),
+        "block": (block * rows * (1 if request else shape.heads), None),
+        "head": (head * rows * (shape.blocks if request else 1), None),
         "slot": (slot // TILE * across, slot % TILE // FACE * 2 * FACE * FACE + slot % FACE * FACE),
         "dim": (dim // TILE, dim % TILE // FACE * FACE * FACE + dim % FACE),
     }
@@ -49,6 +58,9 @@ def check_tiles(layout: CompiledLayout) -> None:
         raise _not_so(layout, "order of dim in K", "another order", "that of V, or Meta's")
     if layout.page_stride != layout.page_bytes and layout.channels == 1:
         raise _not_so(layout, "align", layout.page_stride, f"pages of {layout.page_bytes} B without gaps")
+    if request:
+        return 1, shape.heads, shape.blocks * shape.block_size, shape.dim
+    return shape.blocks, shape.heads, shape.block_size, shape.dim
 
 
 def _same(got: NDArray[np.int64], wanted: NDArray[np.int64] | None) -> bool:
@@ -61,5 +73,5 @@ def _not_so(layout: CompiledLayout, field: str, got: object, expected: str) -> L
         field=f"layout: {field}",
         got=got,
         expected=expected,
-        hint="tenstorrent/kv and tenstorrent/kv-hf do",
+        hint="tenstorrent/kv and tenstorrent/contiguous do, and those that end in -hf",
     )

@@ -13,7 +13,7 @@ import hawk
 from hawk.convert import compile_for, convert
 from hawk.errors import InternalError, InvalidArgument, LayoutError, MissingDependency, OutOfMemory
 from hawk.integrations.ttnn import HostTensors, PagedCache, api, reserve
-from hawk.integrations.ttnn.tiles import check_tiles
+from hawk.integrations.ttnn.tiles import tensor_shape as check_tiles
 from hawk.layouts import Layout, load
 from hawk.layouts.compiled import CacheShape
 from hawk.memory.tenstorrent import Reservation
@@ -34,14 +34,18 @@ def model(layers=2, codec=None):
 
 
 def pages(heads, rows, layers=2, seed=1):
-    """`uint16[layer, kv, block, slot, head, dim]`, one block."""
-    x = np.random.default_rng(seed).standard_normal((layers, 2, 1, rows, heads, 128)).astype(np.float32)
+    """`uint16[layer, kv, block, slot, head, dim]`, blocks of 32."""
+    x = (
+        np.random.default_rng(seed)
+        .standard_normal((layers, 2, rows // 32, 32, heads, 128))
+        .astype(np.float32)
+    )
     return reference.to_bf16(x.view(np.uint32))
 
 
 def wanted(source, layer, kv, codec, heads=slice(None)):
-    """The bytes of a tensor by the reference."""
-    x = source[layer, kv].transpose(0, 2, 1, 3)[:, heads]
+    """The bytes of a tensor `[1, heads, rows, dim]` by the reference."""
+    x = source[layer, kv].reshape(1, -1, *source.shape[-2:]).transpose(0, 2, 1, 3)[:, heads]
     return reference.pages(np.ascontiguousarray(x), codec, interleave_dim=kv == 0)
 
 
@@ -93,14 +97,19 @@ def test_a_ttnn_that_copies_is_seen(ttnn, monkeypatch):
 @pytest.mark.parametrize("codec", ["bfp8_b", "bf16"])
 def test_host_tensors_show_what_is_written(ttnn, codec):
     known = replace(model(), codecs=(codec,))
-    source = pages(8, 96)
+    source = pages(8, 128)
     with HostTensors.for_request(known, 70) as held:
-        assert held.spec.block_size == 96
+        assert (held.spec.blocks, held.spec.block_size) == (2, 64)
+        assert list(held.blocks(64)) == [0]
+        assert list(held.blocks(65)) == [0, 1]
+        for tokens in (0, 129):
+            with pytest.raises(InvalidArgument, match="tokens"):
+                held.blocks(tokens)
         fill(held, source)
         for layer in range(2):
             for kv in range(2):
                 tensor = held.tensor(layer, kv)
-                assert list(tensor.shape) == [1, 8, 96, 128]
+                assert list(tensor.shape) == [1, 8, 128, 128]
                 assert np.array_equal(api.shard_bytes(tensor), wanted(source, layer, kv, codec).reshape(-1))
         kept = held.tensor(1, 1)
         held.zero()
@@ -115,8 +124,8 @@ def test_host_tensors_show_what_is_written(ttnn, codec):
 
 
 def test_heads_are_split_over_a_mesh(ttnn):
-    source = pages(8, 32)
-    with HostTensors.for_request(model(), 32, mesh=fake_ttnn.Mesh(chips=4)) as held:
+    source = pages(8, 128)
+    with HostTensors.for_request(model(), 100, mesh=fake_ttnn.Mesh(chips=4)) as held:
         fill(held, source)
         for chip in range(4):
             share = wanted(source, 1, 0, "bfp8_b", slice(2 * chip, 2 * chip + 2))
@@ -183,26 +192,31 @@ def test_tiles_of_another_order_are_refused(text, wrong):
 def test_a_request_is_filled_into_a_paged_cache(ttnn, chips, banks, blocks):
     mesh = fake_ttnn.Mesh(chips=chips, banks=banks)
     cache = PagedCache.alloc(mesh, LLAMA_CUT, blocks)
-    source = pages(8, 160)
+    source = pages(8, 192)
     with HostTensors.for_request(LLAMA_CUT, 140, mesh=mesh if chips > 1 else None) as held:
         fill(held, source)
-        cache.fill(held, [[9, 9, 9], [3, 0, 2]], user=1)
+        cache.fill(held, table(mesh, [9, 9, 9], [3, 0, 2]), user=1)
         first = cache._staging[0].address
-        cache.fill(held, [[3, 0, 2]])
+        cache.fill(held, table(mesh, [3, 0, 2]))
         assert cache._staging[0].address == first
-    filled = np.zeros((2, 2, 1, 192, 8, 128), np.uint16)
-    filled[:, :, :, :160] = source
+        with pytest.raises(InvalidArgument) as caught:
+            cache.fill(held, table(mesh, [3, 0]))
+        assert (caught.value.field, caught.value.got) == ("page_table", "128 rows")
     for chip, spec in enumerate(cache.specs):
         heads = slice(chip * spec.heads, (chip + 1) * spec.heads)
         for layer in range(2):
             for kv in range(2):
-                x = filled[layer, kv, 0].reshape(3, 64, 8, 128).transpose(0, 2, 1, 3)[:, heads]
+                x = source[layer, kv].reshape(3, 64, 8, 128).transpose(0, 2, 1, 3)[:, heads]
                 by_block = reference.pages(np.ascontiguousarray(x), "bfp8_b", kv == 0).reshape(3, -1, 1088)
                 tensor, per = cache.tensors[layer][kv], by_block.shape[1]
                 for j, block in enumerate([3, 0, 2]):
                     got = np.stack([tensor.held(chip, block * per + i) for i in range(per)])
-                    rows = slice(None) if j < 2 else [i for i in range(per) if i // 4 % 2 == 0]
-                    assert np.array_equal(got[rows], by_block[j][rows])  # the last half block has no tiles
+                    assert np.array_equal(got, by_block[j])
+
+
+def table(mesh, *rows):
+    """A page table on the chips."""
+    return fake_ttnn.Tensor(np.asarray(rows, np.int32), "int32", "rows").to(mesh, None)
 
 
 LLAMA_CUT = load_cache(LLAMA).with_layers(2)
@@ -280,10 +294,10 @@ def test_tensors_of_another_model_are_not_filled_in(ttnn):
     cache = PagedCache.alloc(mesh, LLAMA_CUT, 4)
     other = load_cache("tt_transformers/qwen2.5-14b").with_layers(3)
     with HostTensors.for_request(other, 32) as held, pytest.raises(InvalidArgument, match="layers"):
-        cache.fill(held, [[0]])
+        cache.fill(held, table(mesh, [0]))
     with HostTensors.for_request(LLAMA_CUT, 32, mesh=fake_ttnn.Mesh(chips=2)) as held:
         with pytest.raises(InvalidArgument, match=r"held\.chips"):
-            cache.fill(held, [[0]])
+            cache.fill(held, table(mesh, [0]))
 
 
 def test_a_reservation_of_nothing_but_memory(ttnn):

@@ -144,6 +144,21 @@ def test_tenstorrent_shards(blocks, per_shard):
         assert np.array_equal(np.stack(buffer), np.stack([stored("bf16", bank) for bank in banks]))
 
 
+@pytest.mark.parametrize(("dim", "rotary"), [(128, 128), (80, 32), (64, 0)])
+def test_tenstorrent_contiguous(dim, rotary):
+    shape = CacheShape(layers=2, heads=3, dim=dim, block_size=32, blocks=3)
+    x = values(shape)
+    if rotary:
+        layout = load("tenstorrent/contiguous").compile(shape, codec="fp32", params={"R": rotary})
+    else:
+        layout = load("tenstorrent/contiguous-hf").compile(shape, codec="fp32")
+    # As one block of all rows: layer, K or V, block, head, slot, dim.
+    rows = x.transpose(0, 1, 3, 2, 4, 5).reshape(2, 2, 1, 3, 96, dim)
+    got = moving.buffers_of(layout, x.view(np.uint32))
+    for buffer, tiles in zip(got, npus.tenstorrent_tiles(rows, rotary), strict=True):
+        assert np.array_equal(buffer[0], stored("fp32", tiles))
+
+
 def test_tenstorrent_in_one_buffer():
     x = values(EVEN)
     layout = load("tenstorrent/kv-one-buffer").compile(EVEN)
@@ -171,7 +186,8 @@ def test_by_force(name):
 def test_each_has_a_reference():
     """A layout that is added without one fails here."""
     others = {
-        "ascend/nz", "mla/interleaved", "tenstorrent/kv", "tenstorrent/kv-hf", "tenstorrent/kv-one-buffer",
+        "ascend/nz", "mla/interleaved", "tenstorrent/contiguous", "tenstorrent/contiguous-hf",
+        "tenstorrent/kv", "tenstorrent/kv-hf", "tenstorrent/kv-one-buffer",
         "tenstorrent/kv-sharded", "tpu/vllm", "tpu/vllm-packed", "vllm/cpu-amx", "vllm/mla", "vllm/mla-indexer",
         "vllm/mla-fp8",
         "vllm/nhd-fp8", "flashinfer/mla",
