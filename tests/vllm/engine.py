@@ -31,6 +31,8 @@ class Engine:
         from vllm import LLM
 
         more = {"kv_transfer_config": spec["transfer"]} if spec.get("transfer") else {}
+        if "blocks" in spec:
+            more["num_gpu_blocks_override"] = spec["blocks"]
         if spec.get("tp", 1) > 1:
             more["tensor_parallel_size"] = spec["tp"]
         self.llm = LLM(
@@ -59,9 +61,14 @@ class Engine:
         )
         self.core.add_request(key, {"prompt_token_ids": prompt}, sampling)
 
-    def step(self) -> None:
-        """One step; what has ended is kept for `take`."""
-        for out in self.core.step():
+    def step(self, most: int = 0) -> None:
+        """One step, of so many tokens at most if it is said; what has ended is kept for `run`."""
+        scheduler = self.core.engine_core.engine_core.scheduler
+        usual = scheduler.max_num_scheduled_tokens
+        scheduler.max_num_scheduled_tokens = most or usual
+        outputs = self.core.step()
+        scheduler.max_num_scheduled_tokens = usual
+        for out in outputs:
             if out.finished:
                 first = out.outputs[0]
                 self.done[out.request_id] = {
@@ -120,6 +127,23 @@ class Engine:
             save(name, *rest)
 
         connector.save_kv_layer = stop
+
+    def npu(self, call: str, **arguments: Any) -> Any:
+        """Something of the NPU that this engine's cache is in."""
+        from tests.vllm.npu import device
+
+        return getattr(device, call)(**arguments)
+
+    def begun(self, key: str, seconds: float = 60.0) -> list[int]:
+        """Steps until a request has its first token, and is not over; its blocks."""
+        scheduler = self.core.engine_core.engine_core.scheduler
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.step()
+            for name, request in scheduler.requests.items():
+                if name.startswith(key) and request.num_output_tokens:
+                    return list(scheduler.kv_cache_manager.get_block_ids(name)[0])
+        raise TimeoutError(f"{key} has no token")
 
     def moved(self, least: int, seconds: float = 60.0) -> int:
         """Steps until the fetch under way has brought so many bytes; how many it has."""
