@@ -186,7 +186,7 @@ def mapped(heads: int, tokens: int, dim: int, codec: str, layers: int, over_mesh
                         api.shard_bytes(tensor(np.ascontiguousarray(alone), codec)),
                     ):
                         wrong.append(f"{name}: chip {chip} alone")
-                if group == 1 and not np.array_equal(_read(mine), _read(theirs)):
+                if group == 1 and not np.array_equal(read(mine), read(theirs)):
                     wrong.append(f"{name}: numbers")
         on_chip = library().allocate_tensor_on_device(
             held.tensor(0, 0).shape,
@@ -206,7 +206,7 @@ def mapped(heads: int, tokens: int, dim: int, codec: str, layers: int, over_mesh
     return wrong
 
 
-def _read(held: Any) -> np.ndarray:
+def read(held: Any) -> np.ndarray:
     """The numbers of a host tensor, as ttnn reads them."""
     ttnn = library()
     return np.asarray(ttnn.to_dtype(held, ttnn.float32).to_numpy())

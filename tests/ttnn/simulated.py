@@ -36,7 +36,7 @@ def views(library: str) -> tuple[list[tuple[int, int, int]], int]:
     return [(int(c), int(port), int(offset)) for c, port, offset in found], int(size[1])
 
 
-class _Kept:
+class Kept:
     """The one simulated device of this process, which several memories use one after the other."""
 
     def __init__(self, device: umd.UmdDevice) -> None:
@@ -98,7 +98,7 @@ def _one(
             device.write(core, offset + high, guard)
     reservation = Reservation((0,), address, nbytes, len(wanted))
     config = TenstorrentConfig(address, nbytes, len(wanted), way="host", piece=PIECE)
-    memory = Tenstorrent("npu0", reservation, config, open_device=lambda: _Kept(device))
+    memory = Tenstorrent("npu0", reservation, config, open_device=lambda: Kept(device))
     content = [
         np.random.default_rng([number, bank]).integers(0, 256, nbytes, np.uint8)
         for bank in range(len(wanted))
