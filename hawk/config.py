@@ -87,8 +87,6 @@ def load_config(
     tree = {} if file is None else read_file(file, reader.problems)
     if reader.problems:  # of a file that was not read, nothing else can be told
         raise _failed(reader.problems, file)
-    if reader.problems:  # a file that cannot be read says nothing about what is in it
-        raise ConfigError(f"1 problem in the configuration from {file}", problems=tuple(reader.problems))
     overlay_environment(tree, env, reader.problems)
     config = _build(tree, reader, file, env)
     problems = [*reader.problems, *_across(config, reader)]
@@ -122,7 +120,8 @@ def _build(tree: Tree, reader: Reader, file: Path | None, env: Mapping[str, str]
         ignore = frozenset(_transports()) if cls is TransportConfig else frozenset()
         parts[name] = reader.build(cls, tree.get(name), name, ignore=ignore) or cls()
     parts["agent"] = _with_local(parts["agent"], env)
-    parts["security"] = _with_folders(parts["security"], "security", reader, file)
+    for section in ("security", "discovery"):
+        parts[section] = _with_folders(parts[section], section, reader, file)
     parts["transport"] = replace(
         parts["transport"], options=_transport_options(tree.get("transport"), reader, file)
     )

@@ -69,6 +69,32 @@ def _observe(value: str) -> str | None:
     return None if not value or _split_tcp(f"tcp://{value}") else '"HOST:PORT", or "" for none'
 
 
+def _advertise(value: str) -> str | None:
+    tcp = _split_tcp(value) if value else None
+    return None if not value or (tcp and tcp[1] > 0) else '"tcp://HOST:PORT", or "" for agent.control'
+
+
+def _members(value: tuple[str, ...]) -> str | None:
+    for url in value:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port and "@" not in url
+        except ValueError:
+            good = False
+        if not good or parts.path.strip("/") or parts.query or parts.fragment:
+            return '"http://HOST:PORT" or "https://HOST:PORT" for each member'
+    return None
+
+
+def _prefix(value: str) -> str | None:
+    plain = value.isascii() and value.isprintable() and len(value) <= 200
+    return (
+        None
+        if plain and value.startswith("/") and value.endswith("/")
+        else 'such as "/hawk/", a slash at both ends'
+    )
+
+
 def _part(value: float) -> str | None:
     return None if 0 < value <= 1 else "a number above 0, up to 1"
 
@@ -86,6 +112,13 @@ class AgentConfig:
     )
     control: str = option(
         "tcp://127.0.0.1:0", "Address for other agents; port 0 takes a free one.", check=_control
+    )
+    advertise: str = option(
+        "",
+        "Where other agents reach this one, for tickets and the directory, if not at agent.control: it listens on all "
+        "addresses, or lies behind a forwarded port.",
+        check=_advertise,
+        shown_default="agent.control, where that is one address",
     )
     local: str = option(
         "",
@@ -188,7 +221,26 @@ class DiscoveryConfig:
         check=_pattern,
     )
     ttl: Duration = option(30.0, "How long a host's address is used before it is looked up again.", minimum=1)
-    timeout: Duration = option(5.0, "How long a lookup may take.", minimum=0.1, maximum=60)
+    timeout: Duration = option(
+        5.0, "How long a lookup, or an answer of etcd, may take.", minimum=0.1, maximum=60
+    )
+    etcd: tuple[str, ...] = option(
+        (),
+        "Members of an etcd cluster in which agents register and find each other, such as "
+        '["http://10.0.0.1:2379"]; empty: none. [peers] goes before what is registered, and that before dns.',
+        check=_members,
+    )
+    etcd_prefix: str = option("/hawk/", "Below which keys agents register.", check=_prefix)
+    etcd_lease: Duration = option(
+        15.0, "After how long an agent that is gone is forgotten in etcd.", minimum=2, maximum=3600
+    )
+    etcd_ca: Path | None = option(
+        None, "Certificates of the authority of etcd's servers; without, the system's."
+    )
+    etcd_cert: Path | None = option(None, "This agent's certificate for etcd.")
+    etcd_key: Path | None = option(None, "Its private key.")
+    etcd_user: str = option("", "User of etcd, where it asks for one.")
+    etcd_password_file: Path | None = option(None, "File with that user's password in its first line.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hawk._version import __version__
 from hawk.agent.draining import Drainer
+from hawk.agent.finding import directory
 from hawk.agent.limits import Limits
 from hawk.agent.observing import observe, watch_arena, watch_memory
 from hawk.agent.service import Service
 from hawk.control.beat import Beat
-from hawk.control.dns import DnsPeers
 from hawk.control.doorkeeper import Doorkeeper
 from hawk.control.frames import generation
 from hawk.control.keys import load_pair, load_peers
@@ -207,6 +207,7 @@ class Agent:
         stack.callback(self._sidecar.close)
         self.service.start()
         stack.push_async_callback(self.service.close)
+        await self.directory.start()
         self.up = True
         log.info(
             "agent up",
@@ -276,12 +277,7 @@ class Agent:
         self._stack.push_async_callback(links.close)
         landings = Landings()
         self._stack.callback(landings.close)
-        self.directory = DnsPeers(
-            config.peers,
-            config.discovery.dns,
-            ttl=config.discovery.ttl,
-            timeout=config.discovery.timeout,
-        )
+        self.directory = directory(self)
         self._stack.push_async_callback(self.directory.close)
         self.peers = Peers(
             self.sockets,
@@ -324,7 +320,9 @@ class Agent:
 
     @property
     def advertised_address(self) -> str:
-        """Where peers reach this agent, for tickets; empty where only their own config can know."""
+        """Where peers reach this agent, for tickets and the directory; empty where only their own config can know."""
+        if self.config.agent.advertise:
+            return self.config.agent.advertise
         everywhere = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
         return "" if self.control_address.startswith(everywhere) else self.control_address
 

@@ -76,11 +76,12 @@ def status(agent: Agent, call: int) -> Status:
         not_ready=(not_ready(agent) or "")[:_LONGEST],
         clients=agent.service.clients,
         loop_lag=agent.metrics.last_lag,
+        directory=agent.directory.state,
     )
 
 
 def peers(agent: Agent, call: int) -> PeerList:
-    """Who is known: those we read from, those whom we serve, those of the configuration that are neither yet."""
+    """Who is known: those we read from, those whom we serve, those of directory and configuration."""
     jobs = Counts(agent)
     found = [
         PeerInfo(
@@ -115,6 +116,23 @@ def peers(agent: Agent, call: int) -> PeerList:
             )
         )
     seen = {info.name for info in found if info.direction == "reads-from"}
+    for name, record in agent.directory.registered().items():
+        if name not in seen:
+            trouble = agent.peers.failed(name)[:_LONGEST]
+            found.append(
+                PeerInfo(
+                    name=name,
+                    direction="registered",
+                    state="failed" if trouble else "not-tried",
+                    address=record.address,
+                    generation=record.generation,
+                    role=record.role,
+                    software=record.software,
+                    transports=record.transports,
+                    trouble=trouble,
+                )
+            )
+            seen.add(name)
     for name, address in agent.directory.configured().items():
         if name not in seen:
             trouble = agent.peers.failed(name)[:_LONGEST]
@@ -145,10 +163,13 @@ def measure(agent: Agent) -> None:
     up |= {session.name: True for session in agent.peers.sessions if session.state == "up"}
     up |= {hello.name: True for _, hello, _ in agent.serving.guests.met()}
     # Who was here and is expected still is down; of others, who come and go, nothing is kept.
-    expected = set(agent.peers.keys) | set(agent.directory.configured())
+    known = agent.directory.registered()
+    expected = set(agent.peers.keys) | set(agent.directory.configured()) | set(known)
     agent.peers_met = (agent.peers_met | set(up)) & (expected | set(up))
     for name, transport in list(agent.transports.items()):
         agent.metrics.transport_now(name, transport.counts())
+    if agent.config.discovery.etcd:
+        agent.metrics.directory_now("etcd", up=agent.directory.up, agents=len(known))
     agent.metrics.peers_now({name: up.get(name, False) for name in agent.peers_met})
 
 

@@ -74,6 +74,8 @@ def status(answer: Status) -> None:
         up = f"{seconds(answer.uptime)}, process {answer.pid}, generation {answer.generation}"
         _row(facts, "up for", up)
     _row(facts, "control", answer.control)
+    if answer.directory:
+        _row(facts, "directory", answer.directory)
     for name, endpoint in answer.transports.items():
         # An endpoint holds the token that admits a reader.
         shown = ", ".join(part for part in endpoint.split(", ") if not part.startswith("token="))

@@ -93,7 +93,7 @@ class DnsPeers(Directory):
         if known is not None:
             known.until, known.lost = 0.0, True
 
-    async def resolve(self, name: str, otherwise: str = "") -> str:
+    async def resolve(self, name: str, otherwise: str = "", *, wait: float = 0.0) -> str:
         """A numeric address, or a path; `otherwise` as it is, for a name that can be nowhere here.
 
         Raises `UnknownPeer` for a name that is neither in the table nor, by the pattern, in DNS, and

@@ -314,8 +314,9 @@ class Peers:
 
     async def _meet(self, name: str, address: str, timeout: float) -> PeerSession:
         """The session, with one user more, once the peer has introduced itself."""
+        until = asyncio.get_running_loop().time() + timeout
         try:
-            where = await self._directory.resolve(name, address)
+            where = await self._directory.resolve(name, address, wait=timeout)
         except (UnknownPeer, PeerUnreachable):
             if not address:
                 raise
@@ -325,7 +326,7 @@ class Peers:
         session.users += 1
         met = False
         try:
-            await session.ready(timeout)
+            await session.ready(max(until - asyncio.get_running_loop().time(), 0.0))
             met = True
         except PeerUnreachable:
             self._directory.lost(name)

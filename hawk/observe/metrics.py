@@ -60,6 +60,15 @@ class Metrics:
         self._peers = Gauge(
             "hawk_peer_up", "Whether a known agent can be talked with.", ["peer"], registry=own
         )
+        self._directory_up = Gauge(
+            "hawk_directory_up",
+            "Whether what is known of other agents is up to date.",
+            ["directory"],
+            registry=own,
+        )
+        self._directory_agents = Gauge(
+            "hawk_directory_agents", "Other agents that are registered.", ["directory"], registry=own
+        )
         self._bad = Counter(
             "hawk_bad_frames",
             "Control frames that could not be read or did not fit.",
@@ -132,6 +141,11 @@ class Metrics:
         self._peers.clear()
         for name, there in up.items():
             self._peers.labels(name).set(there)
+
+    def directory_now(self, directory: str, *, up: bool, agents: int) -> None:
+        """Whether the directory answers, and how many other agents it tells of."""
+        self._directory_up.labels(directory).set(up)
+        self._directory_agents.labels(directory).set(agents)
 
     def transport_now(self, transport: str, counts: Mapping[str, int]) -> None:
         """What a transport has counted by now; where that is less than before it began anew."""

@@ -295,6 +295,7 @@ class Status(Struct, tag="status", frozen=True, kw_only=True):
     not_ready: Annotated[str, Meta(max_length=1024)] = ""
     clients: Count = 0
     loop_lag: float = 0.0
+    directory: Annotated[str, Meta(max_length=1024)] = ""
 
 
 class Done(Struct, tag="done", frozen=True):

@@ -23,7 +23,8 @@ class AskPeers(Struct, tag="ask-peers", frozen=True):
 class PeerInfo(Struct, frozen=True, kw_only=True):
     """One other agent.
 
-    direction   `reads-from` (we connect to it), `serves` (it connects to us), or `configured` (neither as yet)
+    direction   `reads-from` (we connect to it), `serves` (it connects to us), `registered` (the directory tells of it)
+                or `configured` (neither as yet)
     state       `connecting`, `up`, `refused` (it is there, and talks not with us), `lost`, `closed`,
                 `failed` (the last try), or `not-tried`
     version     protocol version that is spoken, 0 before the first contact
