@@ -214,7 +214,9 @@ class Etcd:
         except EtcdFault:
             raise
         except self._errors as error:
-            raise EtcdFault("etcd cannot be asked", got=repr(error), peer=self.member) from error
+            raise EtcdFault(
+                "etcd cannot be asked", got=str(error) or repr(error), peer=self.member
+            ) from error
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

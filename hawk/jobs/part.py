@@ -185,7 +185,9 @@ class PartJob:
         patience = request.timeout * CONNECT_SHARE
         timeout, until = min(CONNECT_TIMEOUT, patience), began + patience
         self.waits = f"{request.source} to answer"
-        async with context.peers.session(request.source, request.address, timeout=timeout) as session:
+        async with context.peers.session(
+            request.source, request.address, timeout=timeout, patience=patience
+        ) as session:
             choice = choose(transports, context.transports, session.endpoints)
             self.result.transport = choice.name
             log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)

@@ -291,14 +291,17 @@ class Peers:
         return states
 
     @contextlib.asynccontextmanager
-    async def session(self, name: str, address: str, *, timeout: float) -> AsyncIterator[PeerSession]:
+    async def session(
+        self, name: str, address: str, *, timeout: float, patience: float | None = None
+    ) -> AsyncIterator[PeerSession]:
         """The session with `name`, made if need be; it stays for as long as the block lasts.
 
+        The peer has `timeout` seconds to answer; all together, with a directory that is away, may take `patience`.
         The directory's address wins; `address` (from a ticket) is used for a peer that it does not know.  Raises
         `UnknownPeer`, `PeerUnreachable`, `VersionMismatch`, `Busy` or `ConfigError` (no key of that peer).
         """
         try:
-            session = await self._meet(name, address, timeout)
+            session = await self._meet(name, address, timeout, patience or timeout)
         except Busy:
             raise
         except HawkError as error:
@@ -312,11 +315,11 @@ class Peers:
         finally:
             session.users -= 1
 
-    async def _meet(self, name: str, address: str, timeout: float) -> PeerSession:
+    async def _meet(self, name: str, address: str, timeout: float, patience: float) -> PeerSession:
         """The session, with one user more, once the peer has introduced itself."""
-        until = asyncio.get_running_loop().time() + timeout
+        until = asyncio.get_running_loop().time() + patience
         try:
-            where = await self._directory.resolve(name, address, wait=timeout)
+            where = await self._directory.resolve(name, address, wait=patience)
         except (UnknownPeer, PeerUnreachable):
             if not address:
                 raise
@@ -326,7 +329,7 @@ class Peers:
         session.users += 1
         met = False
         try:
-            await session.ready(max(until - asyncio.get_running_loop().time(), 0.0))
+            await session.ready(min(timeout, max(until - asyncio.get_running_loop().time(), 0.0)))
             met = True
         except PeerUnreachable:
             self._directory.lost(name)

@@ -51,8 +51,13 @@ async def test_agents_find_each_other_while_the_directory_comes_and_goes(site: S
             assert told.value.field == "discovery.etcd"
 
             # One that asks for a newcomer waits for the directory, not for the newcomer.
-            waiting = hd.fetch(request="new", source="p1", into=target, blocks=[5], timeout="60s")
+            waiting = hd.fetch(request="new", source="p1", into=target, blocks=[5], timeout="200s")
             await waiting.start()
+            await becomes(
+                hd.jobs,
+                lambda jobs: "connecting" in {job.state for job in jobs if job.request == "new"},
+                "waiting for the directory",
+            )
             newcomer = site.start("p1", where, role="prefill")
             async with clients(newcomer) as (hn,):
                 fresh = await hn.register(c.filled())

@@ -281,7 +281,9 @@ class Rig:
     # What a fetch asks of `peers` and `links`.
 
     @contextlib.asynccontextmanager
-    async def session_of(self, name: str, address: str, *, timeout: float) -> AsyncIterator[FakeSession]:
+    async def session_of(
+        self, name: str, address: str, *, timeout: float, patience: float
+    ) -> AsyncIterator[FakeSession]:
         yield self.peer
 
     async def get(self, session: FakeSession, transport: str, *, timeout: float) -> Wires:
