@@ -62,6 +62,7 @@ class FakeKmd:
     held: dict[int, _Window] = field(default_factory=dict)
     adopted: list[int] = field(default_factory=list)
     pinned: dict[int, int] = field(default_factory=dict)
+    noc: dict[int, int] = field(default_factory=dict)
     freed: list[int] = field(default_factory=list)
     taken_by: Callable[[FakeKmd], None] = lambda kmd: None
 
@@ -170,6 +171,11 @@ class FakeKmd:
         asked.physical_address = 0x10000000
         if asked.flags & kmd.PIN_NOC_DMA:
             asked.noc_address = 0x1000000000000000 + len(self.pinned) * asked.size
+            self.noc[asked.noc_address] = asked.virtual_address
+
+    def pinned_at(self, noc: int) -> tuple[int, int]:
+        """The host's address and the size of what was pinned with a NOC address."""
+        return self.noc[noc], self.pinned[self.noc[noc]]
 
     def _unpin(self, asked: kmd.UnpinPages) -> None:
         if self.pinned.get(asked.virtual_address) != asked.size:

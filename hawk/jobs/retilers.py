@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hawk.jobs.lifting import lift
+from hawk.jobs.refreshing import refreshed
 from hawk.retile.cpu import INLINE_BYTES
 
 if TYPE_CHECKING:
@@ -73,14 +74,15 @@ class OnProcessors:
 
     def at_once(self, portion: Portion) -> bool:
         """See `SourceRetiler`: a small one takes no thread, and so nobody's turn."""
-        if portion.nbytes > INLINE_BYTES or portion.shadow is not None:
+        memory = portion.offer.cache.memory
+        if portion.nbytes > INLINE_BYTES or portion.shadow is not None or (memory and memory.refreshes):
             return False
         regions = [region.array for region in portion.offer.cache.regions]
         return self._retiler.at_once(portion.steps, regions, portion.view)
 
     async def run(self, portion: Portion) -> None:
         """See `SourceRetiler`."""
-        regions = [region.array for region in portion.offer.cache.regions]
+        regions = await refreshed(portion.offer.cache, portion.steps)
         await self._retiler.run_steps(portion.steps, regions, portion.view)
         if portion.shadow is not None:
             await lift(portion.arena, portion.shadow, portion.offset, portion.nbytes)

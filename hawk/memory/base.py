@@ -84,12 +84,19 @@ class Memory(ABC):
         Called after the last completion of every queue and before *ready*.
         """
 
-    async def refresh(self, ranges: ByteRanges) -> None:  # noqa: B027  (most memories have nothing to do)
-        """Returns when every byte that the device wrote into these ranges can be read through `regions`.
+    refreshes: bool = False
+    """Whether what the device writes can be read here only after a `refresh`."""
 
-        Called before a cache in this memory is a source.  Where the regions are the device's memory there is nothing
-        to do.
+    async def refresh(self, ranges: ByteRanges) -> None:  # noqa: B027  (most memories have nothing to do)
+        """Returns when every byte that the device wrote into these ranges can be read through `readable`.
+
+        Called, where `refreshes`, before processors read a cache in this memory.
         """
+
+    @property
+    def readable(self) -> Sequence[Region]:
+        """What processors read of a cache that is a source: the regions, unless those are read too slowly."""
+        return self.regions
 
     @property
     def move_support(self) -> MoveSupport:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import DriverTooOld, HawkMemoryError
+from hawk.errors import HawkMemoryError
 from hawk.memory import npu_abi
 from hawk.memory.mapping import Patchwork
 from hawk.memory.region import Handle, Region
@@ -18,11 +18,11 @@ from hawk.memory.tenstorrent import kmd
 from hawk.memory.tenstorrent.windows import PAGE, exhausted, laid
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterable, Mapping, Sequence
 
     from hawk.memory.region import U8, ByteRanges
     from hawk.memory.tenstorrent.chip import Bank
+    from hawk.memory.tenstorrent.driver import Driver
     from hawk.memory.tenstorrent.reservation import Reservation
     from hawk.memory.tenstorrent.windows import Window
 
@@ -40,74 +40,6 @@ class _Held:
     dmabuf: int
     low: int
     """First byte of the window that is exported and mapped: a page's."""
-
-
-class Driver:
-    """An open `/dev/tenstorrent/N`; `field` names the memory in errors.  Raises as `kmd.refused` says."""
-
-    def __init__(self, chip: int, field: str, calls: kmd.Calls) -> None:
-        self.calls = calls
-        self.field = field
-        self.path = kmd.path_of(chip)
-        self._lock = (
-            threading.Lock()
-        )  # a descriptor that a call is in is neither closed nor another's by then
-        try:
-            self.fd = calls.open(self.path)
-        except OSError as error:
-            raise kmd.refused(error, f"open {self.path}", field) from error
-
-    def ask(self, request: int, argument: ctypes.Structure, what: str) -> None:
-        """One ioctl."""
-        try:
-            self.try_(request, argument)
-        except OSError as error:
-            raise kmd.refused(error, what, self.field, device=self.path) from error
-
-    def try_(self, request: int, argument: ctypes.Structure) -> None:
-        """One ioctl; raises `OSError` as it is."""
-        with self._lock:
-            if self.fd < 0:
-                raise OSError(errno.EBADF, "the memory is closed")
-            self.calls.ioctl(self.fd, request, argument)
-
-    def version(self) -> tuple[int, int, int]:
-        """The driver's.  Answers only while the chip is the one that was opened: after a reset it is `DeviceReset`."""
-        info = kmd.DriverInfo(in_size=12)
-        self.ask(kmd.GET_DRIVER_INFO, info, "say its version")
-        return info.major, info.minor, info.patch
-
-    def arch(self) -> str:
-        """The chip's architecture, by its PCI numbers; their text where they are not known."""
-        info = kmd.DeviceInfo(in_size=20)
-        self.ask(kmd.GET_DEVICE_INFO, info, "say what chip it drives")
-        known = kmd.ARCHES.get(info.device) if info.vendor == kmd.VENDOR else None
-        return known or f"{info.vendor:04x}:{info.device:04x}"
-
-    def require_export(self) -> None:
-        """Raises `DriverTooOld` unless this driver, on this kernel, exports windows as dma-bufs."""
-        version, kernel = self.version(), self.calls.release()
-        if version[:2] < kmd.EXPORT_SINCE:
-            raise _too_old(self.field, "driver", version, kmd.EXPORT_SINCE)
-        if kernel < kmd.EXPORT_KERNEL:
-            raise _too_old(self.field, "Linux", kernel, kmd.EXPORT_KERNEL)
-
-    def close(self) -> None:
-        """Closes the descriptor; what is still mapped or exported of it stays until that ends."""
-        with self._lock:
-            if self.fd >= 0:
-                fd, self.fd = self.fd, -1
-                self.calls.close(fd)
-
-
-def _too_old(field: str, what: str, got: Sequence[int], since: Sequence[int]) -> DriverTooOld:
-    return DriverTooOld(
-        "windows are exported as dma-bufs by newer ones only",
-        field=field,
-        got=f"{what} {'.'.join(map(str, got))}",
-        expected=f"{what} {'.'.join(map(str, since))} or later",
-        hint='Update it, or set way = "host"',
-    )
 
 
 class DirectWay:
@@ -224,8 +156,7 @@ class DirectWay:
     def _give_back(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             # A window that is still mapped stays the descriptor's, and goes with it and the mapping.
-            with contextlib.suppress(OSError):
-                self._driver.try_(kmd.FREE_TLB, kmd.FreeTlb(id=number))
+            self._driver.quietly(kmd.FREE_TLB, kmd.FreeTlb(id=number))
 
     # -- regions ---------------------------------------------------------------------------------------------
 

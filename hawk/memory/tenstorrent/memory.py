@@ -6,99 +6,29 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from hawk.errors import DeviceDenied, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
 from hawk.memory.base import MoveSupport
 from hawk.memory.channels import Channels, settle
 from hawk.memory.region import ByteRanges
 from hawk.memory.tenstorrent import kmd, umd
-from hawk.memory.tenstorrent.direct import DirectWay, Driver
-from hawk.memory.tenstorrent.reservation import Reservation
+from hawk.memory.tenstorrent.direct import DirectWay
+from hawk.memory.tenstorrent.driver import Driver
+from hawk.memory.tenstorrent.options import TenstorrentConfig
+from hawk.memory.tenstorrent.reverse import READ_COST, Pinned
 from hawk.memory.tenstorrent.staged import StagedWay
 from hawk.memory.tenstorrent.survey import survey
 from hawk.memory.tenstorrent.windows import budget
-from hawk.units import Size, approximate_size
+from hawk.units import approximate_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hawk.memory.region import Moves
+    from hawk.memory.region import Moves, Region
     from hawk.memory.tenstorrent.chip import Bank, Chip
-
-Way = Literal["auto", "dma-buf", "host"]
-Ordering = Literal["relaxed", "strict", "posted"]
-
-
-class Mover(Protocol):
-    """Moves bytes inside banks on the chip itself; whoever owns the chip's programs has one.
-
-    cost, row_cost   seconds a byte and a row, as `Memory.move_cost` and `move_row_cost`
-    """
-
-    cost: float
-    row_cost: float
-
-    async def __call__(self, moves: Moves) -> None:
-        """See `Memory.move`; offsets are those of the reservation.  Returns when all bytes have moved."""
-
-
-@dataclass(frozen=True, slots=True)
-class TenstorrentConfig:
-    """`[memory.NAME]` with `kind = "tenstorrent"`."""
-
-    address: Size = field(
-        metadata={"help": "address of the first reserved byte, the same in every bank (0x100080, say)"}
-    )
-    nbytes: Size = field(metadata={"help": "bytes reserved in each bank"})
-    banks: int = field(metadata={"help": "interleaved DRAM banks of the chip, as its allocator deals pages"})
-    chip: int = field(default=0, metadata={"help": "which chip: N of `/dev/tenstorrent/N`"})
-    way: Way = field(
-        default="auto",
-        metadata={"help": "windows for network cards, a shadow in the host's memory, or the best there is"},
-    )
-    least: Size = field(
-        default=0,
-        metadata={
-            "help": "bytes of each bank that windows have to cover; 0: all of them, or any where `way` is `dma-buf`"
-        },
-    )
-    window_share: float = field(
-        default=0.5, metadata={"help": "share of the chip's windows that may be held, but for the largest"}
-    )
-    large_window_share: float = field(
-        default=1.0, metadata={"help": "share of the chip's windows of the largest size that may be held"}
-    )
-    ordering: Ordering = field(default="strict", metadata={"help": "order of requests through a window"})
-    adopter: str = field(
-        default="",
-        metadata={"help": "device of hawk_npu that adopts the windows (docs/kmod.md); none if empty"},
-    )
-    piece: Size = field(default=4 << 20, metadata={"help": "bytes of a write to the chip at most, staged"})
-    dma: bool = field(default=False, metadata={"help": "let the chip's DMA engine fetch what is staged"})
-    huge_pages: bool = field(default=False, metadata={"help": "hint the kernel to use huge pages, staged"})
-    simulator: str = field(
-        default="", metadata={"help": "library of a simulator to write to instead of a chip, for trials"}
-    )
-
-    def __post_init__(self) -> None:
-        self.reservation()
-        for name in ("window_share", "large_window_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidArgument(
-                    "no share of the windows", field=name, got=getattr(self, name), expected="0 to 1"
-                )
-        if self.piece < 1 << 12:
-            raise InvalidArgument("too small", field="piece", got=self.piece, expected="at least 4096 bytes")
-        if self.least > self.nbytes:
-            raise InvalidArgument(
-                "more than is reserved", field="least", got=self.least, expected=f"at most {self.nbytes}"
-            )
-
-    def reservation(self) -> Reservation:
-        """What the table reserves."""
-        return Reservation((self.chip,), int(self.address), int(self.nbytes), self.banks)
+    from hawk.memory.tenstorrent.programs import Mover, Pusher
+    from hawk.memory.tenstorrent.reservation import Reservation
 
 
 class Tenstorrent(Channels):
@@ -109,11 +39,13 @@ class Tenstorrent(Channels):
     config       how it is reached; its own figures of the reservation are not looked at
     chip         what is known of the chip; asked of its driver if None
     mover        moves bytes on the chip, for staged plans; without one, only a shadow can be moved in
+    pusher       writes the chip's memory into the host's, for caches that are sources
     calls, open_device   the seams to the kernel and to tt-umd, for tests
 
     way          `dma-buf` or `host`: the way that was taken
     why_not      the ways that are better or were not wanted, each with the reason
-    said         one line of both
+    back         how sources are read: `chip` (it writes into pinned memory), `tt-umd`, or `window`
+    said         one line of all that
 
     The constructor blocks while windows are taken or the shadow is filled.  Raises what the way that was asked for
     raises, the last one's where none goes; nothing stays open then.
@@ -131,6 +63,7 @@ class Tenstorrent(Channels):
         *,
         chip: Chip | None = None,
         mover: Mover | None = None,
+        pusher: Pusher | None = None,
         calls: kmd.Calls | None = None,
         open_device: Callable[[], umd.Device] | None = None,
     ) -> None:
@@ -165,6 +98,10 @@ class Tenstorrent(Channels):
         self._way = way
         self._regions = way.regions
         self.way = way.name
+        self._pusher = pusher
+        self._pinned: Pinned | None = None
+        self.back = self._way_back(name)
+        self.refreshes = self.back != "window"
         if mover is not None:
             self.move_cost, self.move_row_cost = mover.cost, mover.row_cost
         self.said = self._told()
@@ -243,6 +180,25 @@ class Tenstorrent(Channels):
             adopter=config.adopter,
         )
 
+    def _way_back(self, name: str) -> str:
+        """How sources are read; the shadow is pinned already where the chip writes it."""
+        plain = "tt-umd" if self.way == "host" else "window"
+        if self._pusher is None:
+            return plain
+        if self._pusher.cost >= READ_COST:
+            self.why_not["writes of the chip"] = (
+                f"they take {self._pusher.cost:.3g} s a byte, reads {READ_COST:.3g}"
+            )
+            return plain
+        try:
+            driver = Driver(self.chip.number, f"memory.{name}", self._calls)
+            shadow = self._regions if self.way == "host" else None
+            self._pinned = Pinned(name, driver, self.reservation, shadow)
+        except HawkMemoryError as error:
+            self.why_not["writes of the chip"] = _short(error)
+            return plain
+        return "chip"
+
     def _told(self) -> str:
         way, chip = self._way, self.chip
         head = f"chip {chip.number} ({chip.arch}): {self.channels} banks, "
@@ -254,6 +210,11 @@ class Tenstorrent(Channels):
                 text += f"; windows are short, so {approximate_size(lacking)} of each bank are left out"
         else:
             text = f"{head}, staged in the host's memory and written by tt-umd"
+        text += {
+            "chip": "; sources are written by the chip into pinned memory of the host",
+            "tt-umd": "; sources are read by tt-umd",
+            "window": "; sources are read through the windows, slowly",
+        }[self.back]
         return text + "".join(f"; not by {name}: {why}" for name, why in self.why_not.items())
 
     # -- what every memory does ------------------------------------------------------------------------------
@@ -264,10 +225,20 @@ class Tenstorrent(Channels):
         if len(ranges):
             await self._apart(self._way.flush, ranges if self.way == "host" else ranges.spans())
 
+    @property
+    def readable(self) -> Sequence[Region]:
+        """The shadow where there is one; the windows otherwise."""
+        return self._pinned.regions if self._pinned is not None else self.regions
+
     async def refresh(self, ranges: ByteRanges) -> None:
-        """Makes what the chip has written readable here; straight through windows it is at once."""
+        """Makes what the chip has written readable: by the chip or by tt-umd; through windows it is at once."""
         self._check_ranges(ranges)
-        if isinstance(self._way, StagedWay) and len(ranges):
+        if not len(ranges):
+            return
+        if self._pinned is not None:
+            assert self._pusher is not None
+            await self._pusher(ranges, self._pinned.noc)
+        elif isinstance(self._way, StagedWay):
             await self._apart(self._way.refresh, ranges)
 
     async def _apart(self, what: Callable[[ByteRanges], None], ranges: ByteRanges) -> None:
@@ -315,6 +286,8 @@ class Tenstorrent(Channels):
     def close(self) -> None:
         """Gives windows, shadow and chip back, see `DirectWay.close` and `StagedWay.close`."""
         super().close()
+        if self._pinned is not None:
+            self._pinned.close()
         self._way.close()
 
 

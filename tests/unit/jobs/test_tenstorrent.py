@@ -7,7 +7,7 @@ from hawk.errors import DeviceReset
 from hawk.memory.region import ByteRanges
 from hawk.memory.tenstorrent import Reservation, Tenstorrent, TenstorrentConfig
 from tests.end_to_end import caches as c
-from tests.fake_tenstorrent import MIB, FakeDevice, chip
+from tests.fake_tenstorrent import MIB, FakeDevice, FakeKmd, chip
 from tests.unit.jobs import rig as rigs
 from tests.unit.jobs.rig import CAPACITY, rig
 
@@ -32,9 +32,50 @@ class StagedChip(Tenstorrent):
         return [self.device.dram[20 + bank, 40][BASE : BASE + EACH] for bank in range(8)]
 
 
+class WindowedChip(Tenstorrent):
+    """The same through windows, of which two lie on each bank's part; `visible` is what the windows show."""
+
+    BASE = 2 * MIB - EACH // 3 // 4096 * 4096
+
+    def __init__(self) -> None:
+        self.fake = FakeKmd(windows={2 * MIB: 40})
+        config = TenstorrentConfig(self.BASE, EACH, 8, way="dma-buf")
+        super().__init__("npu0", Reservation((0,), self.BASE, EACH, 8), config, chip=chip(), calls=self.fake)
+        for region in self.regions:
+            region.array[:] = c.CANARY
+
+    @property
+    def visible(self) -> list[np.ndarray]:
+        found = []
+        for bank, region in enumerate(self.regions):
+            ends = [*region.extents[1:], EACH]
+            parts = zip(region.extents, ends, strict=True)
+            shown = b"".join(
+                self.fake.shown((20 + bank, 40), self.BASE + begin, end - begin) for begin, end in parts
+            )
+            found.append(np.frombuffer(shown, np.uint8))
+        return found
+
+
 @pytest.fixture(autouse=True)
 def a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rigs, "HoldingNpu", StagedChip)
+
+
+async def test_every_byte_goes_through_windows_and_each_is_read_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rigs, "HoldingNpu", WindowedChip)
+    async with rig() as made:
+        npu = made.npu
+        assert isinstance(npu, WindowedChip)
+        assert {len(region.extents) for region in npu.regions} == {2}
+        entry = made.offer()
+        await made.fetch(entry.claim).run()
+        made.check_bytes()
+        assert npu.counts["flushed_windows"] >= 8
+        await made.serving.idle()
+    assert npu.fake.fds == []
 
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])

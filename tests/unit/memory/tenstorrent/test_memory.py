@@ -34,7 +34,9 @@ def test_windows_come_first() -> None:
     npu = made(fake, device)
     assert (npu.way, npu.why_not) == ("dma-buf", {})
     assert (
-        npu.said == "chip 0 (blackhole): 8 banks, 1 MiB of each from 0x100080 on, straight through 8 windows"
+        npu.said
+        == "chip 0 (blackhole): 8 banks, 1 MiB of each from 0x100080 on, straight through 8 windows; "
+        "sources are read through the windows, slowly"
     )
     assert device.closed == 1  # it was only asked
     npu.close()

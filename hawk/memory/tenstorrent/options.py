@@ -1,0 +1,70 @@
+"""`[memory.NAME]` with `kind = "tenstorrent"`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hawk.errors import InvalidArgument
+from hawk.memory.tenstorrent.reservation import Reservation
+from hawk.units import Size
+
+Way = Literal["auto", "dma-buf", "host"]
+Ordering = Literal["relaxed", "strict", "posted"]
+
+
+@dataclass(frozen=True, slots=True)
+class TenstorrentConfig:
+    """`[memory.NAME]` with `kind = "tenstorrent"`."""
+
+    address: Size = field(
+        metadata={"help": "address of the first reserved byte, the same in every bank (0x100080, say)"}
+    )
+    nbytes: Size = field(metadata={"help": "bytes reserved in each bank"})
+    banks: int = field(metadata={"help": "interleaved DRAM banks of the chip, as its allocator deals pages"})
+    chip: int = field(default=0, metadata={"help": "which chip: N of `/dev/tenstorrent/N`"})
+    way: Way = field(
+        default="auto",
+        metadata={"help": "windows for network cards, a shadow in the host's memory, or the best there is"},
+    )
+    least: Size = field(
+        default=0,
+        metadata={
+            "help": "bytes of each bank that windows have to cover; 0: all of them, or any where `way` is `dma-buf`"
+        },
+    )
+    window_share: float = field(
+        default=0.5, metadata={"help": "share of the chip's windows that may be held, but for the largest"}
+    )
+    large_window_share: float = field(
+        default=1.0, metadata={"help": "share of the chip's windows of the largest size that may be held"}
+    )
+    ordering: Ordering = field(default="strict", metadata={"help": "order of requests through a window"})
+    adopter: str = field(
+        default="",
+        metadata={"help": "device of hawk_npu that adopts the windows (docs/kmod.md); none if empty"},
+    )
+    piece: Size = field(default=4 << 20, metadata={"help": "bytes of a write to the chip at most, staged"})
+    dma: bool = field(default=False, metadata={"help": "let the chip's DMA engine fetch what is staged"})
+    huge_pages: bool = field(default=False, metadata={"help": "hint the kernel to use huge pages, staged"})
+    simulator: str = field(
+        default="", metadata={"help": "library of a simulator to write to instead of a chip, for trials"}
+    )
+
+    def __post_init__(self) -> None:
+        self.reservation()
+        for name in ("window_share", "large_window_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidArgument(
+                    "no share of the windows", field=name, got=getattr(self, name), expected="0 to 1"
+                )
+        if self.piece < 1 << 12:
+            raise InvalidArgument("too small", field="piece", got=self.piece, expected="at least 4096 bytes")
+        if self.least > self.nbytes:
+            raise InvalidArgument(
+                "more than is reserved", field="least", got=self.least, expected=f"at most {self.nbytes}"
+            )
+
+    def reservation(self) -> Reservation:
+        """What the table reserves."""
+        return Reservation((self.chip,), int(self.address), int(self.nbytes), self.banks)
