@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,14 @@ class Mesh:
         self.alignment = alignment
         self.bank_bytes = bank_bytes
         self.next = FIRST
+        self.queue: list[Callable[[], None]] = []
         self.memory = [np.zeros((banks, bank_bytes), np.uint8) for _ in range(chips)]
+
+    def finish(self) -> None:
+        """Does what is on the queue, in order."""
+        queue, self.queue = self.queue, []
+        for work in queue:
+            work()
 
     def get_device_ids(self) -> list[int]:
         return list(range(len(self.memory)))
@@ -125,8 +133,13 @@ def narrow(of: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 
 def copy(host: Tensor, device: Tensor) -> None:
+    """On the queue: the host's bytes are read later."""
     assert host.shape == device.shape
     assert len(host.shards) == len(device._device.memory)
+    device._device.queue.append(lambda: _copy(host, device))
+
+
+def _copy(host: Tensor, device: Tensor) -> None:
     for chip, shard in enumerate(host.shards):
         for i, page in enumerate(shard.reshape(-1, device.page)):
             device.held(chip, i)[:] = page
@@ -135,17 +148,19 @@ def copy(host: Tensor, device: Tensor) -> None:
 def paged_fill_cache(cache: Tensor, given: Tensor, page_table: Any, *, batch_idx: int = 0) -> None:
     """`given` is [1, heads, rows, dim]; block j of a request is page_table[user][j]."""
     assert cache.dtype == given.dtype
+    cache._device.queue.append(lambda: _fill(cache, given, page_table.data[batch_idx]))
+
+
+def _fill(cache: Tensor, given: Tensor, blocks: Any) -> None:
     _, heads, rows, dim = given.shape
-    table = getattr(page_table, "data", page_table)
     down, across = rows // 32, -(-dim // 32)
     high = cache.shape[2] // 32
     for chip in range(len(cache._device.memory)):
         for head in range(heads):
             for row in range(down):
-                block = int(table[batch_idx][row // high])
                 for column in range(across):
                     source = (head * down + row) * across + column
-                    target = ((block * heads + head) * high + row % high) * across + column
+                    target = ((int(blocks[row // high]) * heads + head) * high + row % high) * across + column
                     cache.held(chip, target)[:] = given.held(chip, source)
 
 
@@ -168,6 +183,7 @@ def put_plane(cache: Tensor, block: int, head: int, numbers: np.ndarray) -> None
 def paged_update_cache(cache: Tensor, new: Tensor, *, update_idxs_tensor: Tensor, page_table: Tensor) -> None:
     """`new` is [1, users, heads, dim], sharded by users."""
     assert new.memory_config() == "sharded"
+    cache._device.finish()
     size = cache.shape[2]
     for user, at in enumerate(update_idxs_tensor.data):
         for head in range(new.shape[2]):
@@ -238,6 +254,7 @@ def library() -> ModuleType:
         "allocate_tensor_on_device": allocate,
         "narrow": narrow,
         "copy_host_to_device_tensor": copy,
+        "synchronize_device": lambda mesh: mesh.finish(),
         "dump_tensor": dump,
         "load_tensor": load,
         "experimental": SimpleNamespace(

@@ -24,11 +24,15 @@ CODECS = {"bf16": "bfloat16", "bfp8_b": "bfloat8_b", "bfp4_b": "bfloat4_b", "fp3
 NEEDED = (
     "Tensor",
     "Shape",
-    "MeshShape",
     "allocate_tensor_on_device",
     "copy_host_to_device_tensor",
     "dump_tensor",
+    "get_memory_view",
+    "load_tensor",
+    "narrow",
+    "synchronize_device",
 )
+"""What HAWK calls, apart from a chip's operations."""
 
 HINT = "pip install 'hawk-kv[ttnn]': its wheels are for Python 3.12 and want numpy below 2 (docs/ttnn.md)"
 

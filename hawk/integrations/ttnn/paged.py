@@ -162,9 +162,10 @@ class PagedCache:
         page_table    ttnn's, `[users, blocks of one request]` on the device
         user          the row of it that is the request's
 
-        Nothing is converted: `copy_host_to_device_tensor` into one tensor each for K and V, which stay where they
-        are from request to request of one length (programs and traces that were made with them hold), then
-        `paged_fill_cache`.  Raises `InvalidArgument` for tensors of another model.
+        Nothing is converted: `copy_host_to_device_tensor` into one tensor each for K and V, which stay where they are
+        from request to request of one length (programs and traces that were made with them hold), then
+        `paged_fill_cache`.  When this returns, the host tensors may be fetched into again.  Raises `InvalidArgument`
+        for tensors of another model, and for a page table of fewer blocks than they have.
         """
         ttnn = api.library()
         self.model.check(held.spec)
@@ -189,6 +190,8 @@ class PagedCache:
             for kv, cache in enumerate(pair):
                 ttnn.copy_host_to_device_tensor(held.tensor(layer, kv), self._staging[kv])
                 ttnn.experimental.paged_fill_cache(cache, self._staging[kv], page_table, batch_idx=user)
+        # Copies are put on a queue: until they are done the chips may still read the host tensors.
+        ttnn.synchronize_device(self.device)
 
     def _checked(self) -> ModelCache:
         """The model with the number type and the block size that the tensors have, which are of those it knows."""
