@@ -100,7 +100,10 @@ def reference() -> str:
     for name, cls in SECTIONS.items():
         parts.append(_table(f"[{name}]", cls))
         if name == "transport":
-            own = {t: transports.transport_class(t).Config for t in ("shm", "tcp", "verbs", "cuda")}
+            own = {
+                t: transports.transport_class(t).Config
+                for t in ("shm", "tcp", "verbs", "cuda", "nixl", "mooncake")
+            }
             parts += [_table(f"[transport.{t}]", config) for t, config in own.items()]
     parts.append(_table("[memory.NAME]", MemoryConfig))
     for kind in memories.shipped():

@@ -26,6 +26,8 @@ _BUILT_IN = {
     "shm": ("hawk.transports.shm", "ShmTransport"),
     "verbs": ("hawk.transports.verbs", "VerbsTransport"),
     "cuda": ("hawk.transports.cuda", "CudaTransport"),
+    "nixl": ("hawk.transports.nixl", "NixlTransport"),
+    "mooncake": ("hawk.transports.mooncake", "MooncakeTransport"),
 }
 
 

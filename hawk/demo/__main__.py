@@ -34,7 +34,7 @@ _LOG_LINES = 30
 @click.option(
     "--transport",
     "transports",
-    type=click.Choice(["shm", "tcp"]),
+    type=click.Choice(["shm", "tcp", "nixl", "mooncake"]),
     multiple=True,
     help="Transport to allow; may be given again, best first.  [default: shm, then tcp]",
 )

@@ -67,6 +67,13 @@ MORE = (
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
     Tier("vllm", "vLLM engines with HAWK between them", first=("scripts/lib/vllm_env.py",)),
     Tier(
+        "engines",
+        "transports on NIXL and on Mooncake's Transfer Engine",
+        first=("scripts/lib/engines_env.py",),
+        home=".venv-engines",
+        instead="HAWK_ENGINES_PYTHON",
+    ),
+    Tier(
         "ttnn",
         "Tenstorrent's library against mock chips, and a simulated one where HAWK_TT_SIMULATOR names its library",
         first=("scripts/lib/ttnn_env.py",),

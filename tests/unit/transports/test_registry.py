@@ -50,7 +50,7 @@ def test_an_unknown_name_gets_the_nearest() -> None:
 @pytest.mark.usefixtures("_plugged")
 def test_a_plug_in_that_breaks_says_why_and_leaves_the_others_alone() -> None:
     survey = registry.survey()
-    assert set(survey) == {"tcp", "shm", "verbs", "cuda", "mine", "broken", "odd"}
+    assert set(survey) == {"tcp", "shm", "verbs", "cuda", "nixl", "mooncake", "mine", "broken", "odd"}
     assert survey["mine"].ok
     assert survey["tcp"].ok
     assert not survey["broken"].ok

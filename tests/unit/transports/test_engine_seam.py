@@ -1,0 +1,360 @@
+"""What transports on foreign engines do with an engine that fails, stalls or takes too little."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hawk.errors import AccessDenied, DeadlineExceeded, InvalidArgument, NotViable, TransferFailed
+from hawk.memory.region import Region, Segments
+from hawk.transports import registry
+from hawk.transports._engine import _wire
+from hawk.transports._engine._pause import Pause
+from hawk.transports._engine._seam import EngineFailed
+from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport
+from hawk.transports.mooncake._te import MooncakeEngine
+from hawk.transports.nixl import NixlConfig, NixlTransport, _agent
+from hawk.transports.nixl._agent import NixlAgent
+from hawk.transports.testing import Rig, SharedArena, Targets, refused, scatter
+from tests import fake_engines
+from tests.fake_engines import FakeMooncake
+
+SMALL: dict[str, Any] = {
+    "chunk": 64 << 10,
+    "piece": 1 << 20,
+    "grace": 0.2,
+    "drain_timeout": 0.05,
+    "connect_timeout": 5.0,
+}
+
+
+def nixl(
+    direction: str = "pull", make: Callable[[], NixlAgent] | None = None, **settings: Any
+) -> NixlTransport:
+    config = NixlConfig(direction=direction, tls="tcp", **{**SMALL, **settings})  # type: ignore[arg-type]
+    return NixlTransport(config, opener=make or (lambda: NixlAgent("tcp", package=fake_engines)))
+
+
+def mooncake(module: FakeMooncake, **settings: Any) -> MooncakeTransport:
+    config = MooncakeConfig(**{**SMALL, **settings})
+    return MooncakeTransport(config, opener=lambda: MooncakeEngine(config, module=module))
+
+
+@asynccontextmanager
+async def rig(serving: Any, reading: Any, nbytes: int = 1 << 20) -> AsyncIterator[Rig]:
+    arena = SharedArena(nbytes)
+    try:
+        await serving.start()
+        await reading.start()
+        serving.serve(arena.region)
+        link = await reading.connect(serving.endpoint, timeout=30.0)
+        try:
+            yield Rig(serving, reading, link, arena.region, arena.region.array.copy())
+        finally:
+            await link.close()
+    finally:
+        await reading.close()
+        await serving.close()
+        arena.close()
+
+
+class Counting(NixlAgent):
+    """Counts transfers and their rows; stalls while `stalled` is set."""
+
+    made: list[Counting]
+    stalled: threading.Event
+
+    def __init__(self) -> None:
+        super().__init__("tcp", package=fake_engines)
+        self.rows: list[int] = []
+        self.closed = False
+        self.made.append(self)
+
+    def post(
+        self, peer: object, write: bool, local: Any, remote: Any, nbytes: Any, notice: bytes = b""
+    ) -> Any:
+        self.rows.append(len(nbytes))
+        return super().post(peer, write, local, remote, nbytes, notice)
+
+    def poll(self, handle: Any) -> bool:
+        return not self.stalled.is_set() and super().poll(handle)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+@pytest.fixture
+def counting() -> type[Counting]:
+    return type("CountingHere", (Counting,), {"made": [], "stalled": threading.Event()})
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_short_rows_go_as_the_long_ranges_that_they_are_at_the_sender(
+    counting: type[Counting], direction: str
+) -> None:
+    async with rig(nixl(direction, counting), nixl(direction, counting)) as r:
+        grant = r.serving.grant(0, 1 << 20)
+        segments, sizes = scatter([2048] * 300, 3, gap=0)
+        targets = Targets(sizes)
+        await r.read(grant, segments, targets)
+        targets.check(segments, r.source)
+        rows = [n for agent in counting.made for n in agent.rows]
+        assert rows
+        assert max(rows) == 1, "neighbours at the sender are one range"
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+async def test_long_rows_go_straight_to_their_places(counting: type[Counting], direction: str) -> None:
+    async with rig(nixl(direction, counting, gather=4096), nixl(direction, counting, gather=4096)) as r:
+        grant = r.serving.grant(0, 1 << 20)
+        segments, sizes = scatter([8192] * 40, 3, gap=64)
+        targets = Targets(sizes)
+        await r.read(grant, segments, targets)
+        targets.check(segments, r.source)
+        assert max(n for agent in counting.made for n in agent.rows) > 1
+        known = [memory for agent in counting.made for memory in agent._registered]
+        assert (targets.regions[0].address, targets.regions[0].nbytes) in known
+        assert r.serving.counts()["chunk-pushed" if direction == "push" else "piece-entered"] > 0
+
+
+async def test_memory_that_the_engine_does_not_take_is_filled_by_way_of_a_buffer() -> None:
+    class Picky(NixlAgent):
+        def register(self, address: int, nbytes: int) -> None:
+            if nbytes == 8192 * 3:
+                raise EngineFailed("no such memory")
+            super().register(address, nbytes)
+
+    def make() -> NixlAgent:
+        return Picky("tcp", package=fake_engines)
+
+    async with rig(nixl(make=make, gather=0), nixl(make=make, gather=0)) as r:
+        targets = Targets([8192 * 3])
+        segments = Segments.of([(0, 0, 77, 8192 * 3)])
+        await r.read(r.serving.grant(0, 1 << 20), segments, targets)
+        targets.check(segments, r.source)
+
+
+async def test_a_read_that_stalls_ends_by_closing_its_engine(counting: type[Counting]) -> None:
+    async with rig(nixl(make=counting), nixl(make=counting)) as r:
+        grant = r.serving.grant(0, 1 << 20)
+        targets, segments = Targets([1 << 20]), Segments.of([(0, 0, 0, 1 << 20)])
+        counting.stalled.set()
+        await refused(DeadlineExceeded, r.link.read(grant.key, segments, targets.regions, timeout=0.05))
+        assert counting.made[2].closed
+        counting.stalled.clear()
+        targets.fill(0x5A)
+        others = Targets([1 << 20])
+        await r.read(grant, segments, others)
+        others.check(segments, r.source)
+        assert targets.only(0x5A)
+        assert not counting.made[0].closed, "the serving side's engine is nobody's to end"
+
+
+async def test_memory_that_is_gone_is_forgotten_before_its_address_is_used_again(
+    counting: type[Counting],
+) -> None:
+    async with rig(nixl(make=counting, gather=0), nixl(make=counting, gather=0)) as r:
+        grant = r.serving.grant(0, 1 << 20)
+        segments = Segments.of([(0, 0, 0, 4096)])
+        base = np.zeros(8192, np.uint8)
+        for _ in range(3):
+            await r.link.read(grant.key, segments, [Region("once", base[:4096])], timeout=30.0)
+        assert len([n for _, n in counting.made[2]._registered if n == 4096]) == 1
+        assert len(counting.made[2]._agent.memory) == len(counting.made[2]._registered)
+
+
+async def test_an_engine_that_fails_on_large_batches_is_made_anew_and_gets_smaller_ones() -> None:
+    there, here = FakeMooncake(), FakeMooncake()
+    here.faults.refuse = lambda rows: rows > 4
+    settings = {"gather": 0, "batch": 16}
+    async with rig(mooncake(there, **settings), mooncake(here, **settings)) as r:
+        segments, sizes = scatter([3000] * 30, 2, gap=9)
+        targets = Targets(sizes)
+        await r.read(r.serving.grant(0, 1 << 20), segments, targets)
+        targets.check(segments, r.source)
+    assert here.faults.made > 2, "the one of the reading side's server, the link's, and a fresh one"
+    assert there.faults.made == 1
+    assert min(here.faults.asked) <= 4
+
+
+async def test_an_engine_is_never_handed_more_rows_than_it_takes() -> None:
+    here = FakeMooncake()
+    settings = {"gather": 0, "chunk": 1 << 20}
+    async with rig(mooncake(FakeMooncake(), **settings), mooncake(here, **settings)) as r:
+        segments, sizes = scatter([64] * 6000, 2, gap=9)
+        targets = Targets(sizes)
+        await r.read(r.serving.grant(0, 1 << 20), segments, targets)
+        targets.check(segments, r.source)
+    assert max(here.faults.asked) <= 1024
+    assert here.faults.made == 2, "none was made anew"
+
+
+async def test_an_engine_that_always_fails_ends_the_read_and_no_more() -> None:
+    here = FakeMooncake()
+    async with rig(mooncake(FakeMooncake()), mooncake(here, retries=1)) as r:
+        grant = r.serving.grant(0, 1 << 20)
+        targets, segments = Targets([4096]), Segments.of([(0, 0, 0, 4096)])
+        here.faults.refuse = lambda rows: True
+        await refused(TransferFailed, r.read(grant, segments, targets))
+        here.faults.refuse = lambda rows: False
+        await r.read(grant, segments, targets, link=await r.usable_link())
+        targets.check(segments, r.source)
+
+
+async def test_pushes_outside_the_key_or_without_being_agreed_on() -> None:
+    async with rig(nixl("push"), nixl("push")) as r:
+        targets, segments = Targets([64]), Segments.of([(0, 0, 8000, 64)])
+        for key in (bytes(32), r.serving.grant(0, 4096).key):
+            reading = r.link.read(key, segments, targets.regions, timeout=30.0)
+            await refused(AccessDenied, reading)
+        assert targets.only(0xA5)
+
+
+async def _talk(endpoint: dict[str, str], *messages: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(endpoint["host"], int(endpoint["port"]))
+    try:
+        for message in messages:
+            writer.write(message)
+        await writer.drain()
+        return await asyncio.wait_for(reader.read(), 30.0)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def _hello(token: bytes, flags: int = 0, length: int = 0, body: bytes = b"") -> bytes:
+    return _wire.HELLO.pack(_wire.HELLO_MAGIC, _wire.VERSION, token, flags, length) + body
+
+
+async def test_strangers_and_nonsense_cost_their_connection_and_no_more() -> None:
+    async with rig(nixl("push"), nixl("push")) as r:
+        endpoint = r.serving.endpoint
+        token = bytes.fromhex(endpoint["token"])
+        push = _wire.REQUEST.pack(_wire.PUSH, _wire.MAX_ROWS + 1, 1, 0, 1, bytes(32))
+        for message in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            _hello(bytes(16)),
+            _hello(token, 0, _wire.MAX_DESCRIPTION + 1),
+            _hello(token, _wire.PUSHES, 5, b"junk!"),
+        ):
+            assert await _talk(endpoint, message) == b""
+        for message in (
+            push,
+            _wire.REQUEST.pack(_wire.LEAVE, 0, 0, 0, 0, bytes(32)),
+            _wire.REQUEST.pack(99, 0, 0, 0, 0, bytes(32)),
+        ):
+            answer = await _talk(endpoint, _hello(token) + message)
+            assert answer[:4] in (b"", _wire.WELCOME_MAGIC), "at most the welcome that it had a right to"
+        targets, segments = Targets([64]), Segments.of([(0, 0, 0, 64)])
+        await r.read(r.serving.grant(0, 4096), segments, targets)
+        targets.check(segments, r.source)
+
+
+async def test_a_full_house_says_so_unless_strangers_can_make_room() -> None:
+    serving, reading = nixl(max_connections=1), nixl()
+    async with rig(serving, reading) as r:
+        error = None
+        try:
+            await reading.connect(serving.endpoint, timeout=30.0)
+        except Exception as caught:  # noqa: BLE001
+            error = caught
+        assert "as many connections as it may" in str(error)
+        await r.link.close()
+        with socket.create_connection((serving.endpoint["host"], int(serving.endpoint["port"]))):
+            link = await reading.connect(serving.endpoint, timeout=30.0)
+            await link.close()
+
+
+async def test_who_pushes() -> None:
+    def asks(direction: str, tls: str, same: bool) -> bool:
+        transport = NixlTransport(NixlConfig(direction=direction, tls=tls))  # type: ignore[arg-type]
+        endpoint = {**transport.endpoint, **({} if same else {"boot": "another"})}
+        return transport._asks(endpoint)
+
+    assert not asks("pull", "tcp", same=False)
+    assert asks("auto", "", same=False)
+    assert not asks("auto", "tcp", same=True)
+    assert asks("push", "tcp", same=True)
+    assert not asks("push", "", same=True), "shared memory is written by a peer that nobody can stop"
+    assert not asks("push", "cma,tcp", same=True)
+
+
+@pytest.mark.parametrize("name", ["nixl", "mooncake"])
+def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    verdict = registry.viability(name)
+    assert not verdict.ok
+    assert f"hawk-kv[{name}]" in verdict.reason
+    with pytest.raises(NotViable, match=name):
+        registry.make(name)
+
+
+async def test_a_package_that_does_not_load_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"{name}: libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(_agent.importlib, "import_module", missing)
+    _agent.load.cache_clear()
+    with pytest.raises(NotViable, match="libcudart"):
+        await NixlTransport().start()
+
+
+async def test_an_engine_that_does_not_start_is_told_at_the_start() -> None:
+    def fails() -> NixlAgent:
+        raise EngineFailed("no back end")
+
+    transport = nixl(make=fails)
+    with pytest.raises(NotViable, match="no back end"):
+        await transport.start()
+    await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "field"),
+    [
+        (NixlConfig, {"direction": "sideways"}, "transport.nixl.direction"),
+        (NixlConfig, {"chunk": 1}, "transport.nixl.chunk"),
+        (NixlConfig, {"host": "0.0.0.0"}, "transport.nixl.advertise"),
+        (NixlConfig, {"ucx": ("UCX_TLS=tcp",)}, "transport.nixl.ucx"),
+        (NixlConfig, {"ucx": ("TLS",)}, "transport.nixl.ucx"),
+        (MooncakeConfig, {"host": "10.0.0.7"}, "transport.mooncake.open_ports"),
+        (MooncakeConfig, {"host": "", "open_ports": True}, "transport.mooncake.host"),
+        (MooncakeConfig, {"batch": 2049}, "transport.mooncake.batch"),
+        (MooncakeConfig, {"protocol": "udp"}, "transport.mooncake.protocol"),
+    ],
+)
+def test_settings_that_cannot_be(config: Any, settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config(**settings)
+    assert caught.value.field == field
+
+
+def test_beyond_loopback_if_allowed() -> None:
+    assert MooncakeConfig(host="10.0.0.7", open_ports=True).host == "10.0.0.7"
+
+
+async def test_peers_whose_engines_speak_otherwise_are_refused() -> None:
+    transport = mooncake(FakeMooncake())
+    verdict = transport.reachable({**transport.endpoint, "port": "7000", "protocol": "rdma"})
+    assert "rdma" in verdict.reason
+
+
+def test_pauses_grow_with_the_quiet() -> None:
+    pause = Pause()
+    assert pause.seconds() == 0.0
+    pause._since -= 0.1
+    assert 5e-4 < pause.seconds() < 2e-3
+    pause._since -= 100
+    assert pause.seconds() == 2e-3
+    pause.touch()
+    assert pause.seconds() == 0.0

@@ -1,0 +1,362 @@
+"""The reading side: a link whose one thread has a connection to the server and an engine of its own.
+
+An engine of its own, for two reasons: closing it is what proves that nothing lands any more when a peer neither
+finishes nor answers, and that must not end other peers' reads.  Rows that are long enough go straight to their places;
+many short ones arrive in a buffer as the few long ranges that they are at the sender's, and are dealt out from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from hawk.errors import AccessDenied, PeerUnreachable
+from hawk.transports import _copy, _pieces
+from hawk.transports._engine import _wire
+from hawk.transports._engine._guest import tune
+from hawk.transports._engine._kept import Kept
+from hawk.transports._engine._pause import Pause
+from hawk.transports._engine._seam import EngineFailed
+from hawk.transports._grants import KEY_BYTES
+from hawk.transports._lanes import Lane, Work
+from hawk.transports._links import LanesLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hawk.memory.region import U8, Region
+    from hawk.transports._engine._seam import Engine, Handle, Opener
+    from hawk.transports._pieces import Piece
+
+_MOST_ROWS = 1 << 18
+"""Rows in one piece: bounds how long its tables take to lay out."""
+
+_DEPTH = 2
+"""Chunks under way at a time: one moves while the one before is dealt out."""
+
+
+class Settings(Protocol):
+    """What a link reads of its transport's settings; see there."""
+
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def piece(self) -> int: ...
+    @property
+    def gather(self) -> int: ...
+    @property
+    def drain_timeout(self) -> float: ...
+    @property
+    def connect_timeout(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where a peer serves, what is needed to get in, and whether to ask it for pushes."""
+
+    host: str
+    port: int
+    token: bytes
+    push: bool
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One chunk under way: its rows, where it arrives if not in their places, and what tells of its end."""
+
+    rows: Piece
+    buffer: U8 | None
+    number: int
+    handle: Handle | None
+
+
+class EngineLane(Lane):
+    """The connection, the engine, and the thread that works both."""
+
+    def __init__(self, config: Settings, way: Way, opener: Opener, on_step: Callable[[int], None]) -> None:
+        super().__init__(f"{way.host}:{way.port}", config.connect_timeout)
+        self._config = config
+        self._way = way
+        self._opener = opener
+        self._on_step = on_step
+        self._engine: Engine | None = None
+        self._kept = Kept()
+        self._buffers: list[U8] = []
+        self._peer: object | None = None
+        self._address = 0
+        self._nbytes = 0
+        self._pushed = False
+        self._number = 0
+        self._inbox = bytearray()
+        self._verdicts: dict[int, int] = {}
+        self._notices: set[int] = set()
+
+    # -- the connection --------------------------------------------------------------------------------
+
+    def _connect(self, deadline: float) -> None:
+        engine = self._opened()
+        last: OSError | None = None
+        try:
+            found = socket.getaddrinfo(self._way.host, self._way.port, type=socket.SOCK_STREAM)
+        except ValueError as error:  # how Python says that this can be no name of a host
+            raise PeerUnreachable("no name of a host", got=repr(self._way.host)) from error
+        for family, kind, protocol, _, address in found:
+            try:
+                return self._connect_to(engine, socket.socket(family, kind, protocol), address, deadline)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                if isinstance(error, PeerUnreachable) or self._interrupted:
+                    raise
+                self._drop()
+                last = error
+        raise last or PeerUnreachable("the host name means no address", got=self._way.host)
+
+    def _opened(self) -> Engine:
+        """The engine, made anew if the last one was closed, with buffers."""
+        if self._engine is None:
+            self._engine = self._opener()
+            self._kept = Kept()
+        return self._engine
+
+    def _connect_to(
+        self, engine: Engine, sock: socket.socket, address: tuple[object, ...], deadline: float
+    ) -> None:
+        self._adopt(sock)
+        tune(sock)
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.connect(address)
+        asks = self._way.push and engine.pushes
+        ours = b""
+        if asks:
+            for buffer in self._slots():
+                self._kept.knows(engine, buffer)
+            ours = engine.description
+            self._kept.news = False
+        hello = _wire.HELLO.pack(
+            _wire.HELLO_MAGIC, _wire.VERSION, self._way.token, _wire.PUSHES if asks else 0, len(ours)
+        )
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.sendall(hello + ours)
+        welcome = self._exactly(sock, _wire.WELCOME.size)
+        if len(welcome) < _wire.WELCOME.size:
+            raise PeerUnreachable(
+                "whoever listens there turned us away",
+                peer=self.peer,
+                hint="The peer was restarted or another program has its port; its endpoint is out of date",
+            )
+        magic, status, self._address, self._nbytes, flags, length = _wire.WELCOME.unpack(welcome)
+        if magic != _wire.WELCOME_MAGIC or length > _wire.MAX_DESCRIPTION:
+            raise PeerUnreachable("whoever listens there speaks another protocol", peer=self.peer)
+        if status == _wire.FULL:
+            raise PeerUnreachable("the peer serves as many connections as it may", peer=self.peer)
+        if status != _wire.OK:
+            raise PeerUnreachable("the peer serves no arena", peer=self.peer)
+        theirs = self._exactly(sock, length)
+        if len(theirs) < length:
+            raise ConnectionResetError("the peer ended before it answered")
+        self._pushed = bool(flags & _wire.PUSHES)
+        stale, self._peer = self._peer, None
+        if stale is not None:
+            with contextlib.suppress(EngineFailed):
+                engine.part(stale)
+        if not self._pushed:
+            self._peer = engine.meet(theirs)
+        self._inbox.clear()
+        sock.settimeout(None)
+
+    @staticmethod
+    def _exactly(sock: socket.socket, nbytes: int) -> bytes:
+        got = bytearray()
+        while len(got) < nbytes and (data := sock.recv(nbytes - len(got))):
+            got += data
+        return bytes(got)
+
+    def _give_up(self) -> None:
+        """Closes the engine: after that nothing lands, whatever was under way."""
+        engine, self._engine, self._peer = self._engine, None, None
+        self._verdicts.clear()
+        self._notices.clear()
+        if engine is not None:
+            engine.close()
+
+    def close(self) -> None:
+        """See `Lane.close`."""
+        self._give_up()
+        super().close()
+
+    def _slots(self) -> list[U8]:
+        if not self._buffers:
+            self._buffers = [np.empty(self._config.chunk, np.uint8) for _ in range(_DEPTH)]
+        return self._buffers
+
+    # -- one piece -------------------------------------------------------------------------------------
+
+    def _carry(self, sock: socket.socket, work: Work, piece: Piece) -> None:
+        low, high = piece.low, piece.high
+        if self._engine is None:
+            raise EngineFailed("the engine was closed")
+        if high > self._nbytes or not (self._pushed or self._ask(sock, _wire.ENTER, low, high, work.key)):
+            raise self._denied(low, high)
+        # From here until we have left, the connection must stand: its end tells the server that we are out.
+        with self._guard:
+            if self._interrupted:
+                raise ConnectionAbortedError("stopped")
+            self._hands_off = True
+        try:
+            self._move(sock, work, piece, low, high)
+        except AccessDenied:
+            raise  # an answer, and everything that was begun has ended
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            with self._guard:
+                self._hands_off = False
+                interrupted = self._interrupted
+        if interrupted:
+            raise ConnectionAbortedError("stopped")
+        if not self._pushed and not self._ask(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES)):
+            raise AccessDenied("the key was revoked during the read", peer=self.peer)
+
+    def _denied(self, low: int, high: int) -> AccessDenied:
+        return AccessDenied(
+            "the key is unknown, revoked, or does not cover the range",
+            got=f"remote bytes {low}..{high}",
+            peer=self.peer,
+        )
+
+    def _ask(self, sock: socket.socket, op: int, low: int, high: int, key: bytes) -> bool:
+        sock.sendall(_wire.REQUEST.pack(op, 0, 0, low, high, key))
+        answer = self._exactly(sock, _wire.VERDICT.size)
+        if len(answer) < _wire.VERDICT.size:
+            raise ConnectionResetError("the peer ended before it answered")
+        return bool(_wire.VERDICT.unpack(answer)[0] == _wire.OK)
+
+    def _move(self, sock: socket.socket, work: Work, piece: Piece, low: int, high: int) -> None:
+        """Moves all rows, or as many as were begun before an interrupt.  Raises `OSError` or `AccessDenied`."""
+        flights: deque[_Flight] = deque()
+        done = 0
+        refused: AccessDenied | None = None
+        for turn, step in enumerate(_pieces.cut(piece, self._config.chunk, _wire.MAX_ROWS)):
+            if len(flights) == _DEPTH:
+                done, refused = self._land(sock, work, flights.popleft(), done)
+            if self._interrupted or refused is not None:
+                break
+            flights.append(self._begin(sock, work, step, turn, low, high))
+        while flights:
+            done, late = self._land(sock, work, flights.popleft(), done)
+            refused = refused or late
+        if refused is not None:
+            raise refused
+
+    def _begin(self, sock: socket.socket, work: Work, step: Piece, turn: int, low: int, high: int) -> _Flight:
+        engine = self._engine
+        assert engine is not None
+        rows = _pieces.join(step)
+        long = rows.total >= self._config.gather * len(rows.nbytes)
+        buffer: U8 | None = None
+        if long and all(self._kept.knows(engine, r.array) for r in _used(work, rows)) and self._told(sock):
+            local, remote, nbytes = work.bases[rows.region] + rows.local, rows.remote, rows.nbytes
+        else:
+            buffer = self._slots()[turn % _DEPTH]
+            if not self._kept.knows(engine, buffer):
+                raise EngineFailed("the engine takes no memory of this process")
+            remote, nbytes = rows.ranges()
+            local = np.cumsum(nbytes) - nbytes + int(buffer.ctypes.data)
+        self._number += 1
+        flight = _Flight(rows, buffer, self._number, None)
+        if self._pushed:
+            table = np.stack((remote, local, nbytes), axis=1).astype(_wire.ROW)
+            head = _wire.REQUEST.pack(_wire.PUSH, len(table), flight.number, low, high, work.key)
+            sock.sendall(head + table.tobytes())
+        else:
+            flight.handle = engine.post(self._peer, False, local, remote + self._address, nbytes)
+        return flight
+
+    def _told(self, sock: socket.socket) -> bool:
+        """Tells who pushes of memory that it has not heard of; False where that does not go into a message."""
+        if not self._pushed or not self._kept.news:
+            return True
+        assert self._engine is not None
+        ours = self._engine.description
+        if len(ours) > _wire.MAX_DESCRIPTION:
+            return False
+        sock.sendall(_wire.REQUEST.pack(_wire.TELL, len(ours), 0, 0, 0, bytes(KEY_BYTES)) + ours)
+        self._kept.news = False
+        return True
+
+    def _land(
+        self, sock: socket.socket, work: Work, flight: _Flight, done: int
+    ) -> tuple[int, AccessDenied | None]:
+        """Waits for a chunk and deals it out; the bytes so far, and why it did not come if that was the answer.
+
+        Raises `EngineFailed` where it did not end in time after an interrupt: then the engine is to be closed.
+        """
+        pause = Pause()
+        until = 0.0
+        while not (self._pushed_yet(sock, flight) if self._pushed else self._read_yet(flight)):
+            pause.wait()
+            if self._interrupted:
+                now = time.monotonic()
+                until = until or now + self._config.drain_timeout
+                if now > until:
+                    raise EngineFailed("it did not end in time")
+        if self._pushed:
+            status = self._verdicts.pop(flight.number)
+            self._notices.discard(flight.number)
+            if status == _wire.DENIED:
+                return done, self._denied(flight.rows.low, flight.rows.high)
+            if status != _wire.OK:
+                raise EngineFailed("the peer's engine could not write")
+        rows = flight.rows
+        if flight.buffer is not None and not self._interrupted:
+            base = int(flight.buffer.ctypes.data)
+            at = np.cumsum(rows.nbytes) - rows.nbytes
+            _copy.best()(work.bases, rows.region, rows.local, base, at, rows.nbytes)
+        done += rows.total
+        self._on_step(done)
+        return done, None
+
+    def _read_yet(self, flight: _Flight) -> bool:
+        assert self._engine is not None
+        return self._engine.poll(flight.handle)
+
+    def _pushed_yet(self, sock: socket.socket, flight: _Flight) -> bool:
+        """Whether the server has given its verdict, and the notice behind the bytes has come through the engine."""
+        assert self._engine is not None
+        for notice in self._engine.notices():
+            if len(notice) == _wire.NOTICE.size:
+                self._notices.add(_wire.NOTICE.unpack(notice)[0])
+        with contextlib.suppress(BlockingIOError):
+            data = sock.recv(_wire.VERDICT.size * _DEPTH, socket.MSG_DONTWAIT)
+            if not data:
+                raise ConnectionResetError("the peer ended in mid-push")
+            self._inbox += data
+        while len(self._inbox) >= _wire.VERDICT.size:
+            status, number = _wire.VERDICT.unpack_from(self._inbox)
+            del self._inbox[: _wire.VERDICT.size]
+            self._verdicts[number] = status
+        status = self._verdicts.get(flight.number)
+        return status is not None and (status != _wire.OK or flight.number in self._notices)
+
+
+def _used(work: Work, rows: Piece) -> list[Region]:
+    """The regions that these rows lie in."""
+    return [work.regions[i] for i in np.unique(rows.region).tolist()]
+
+
+class EngineLink(LanesLink):
+    """Reads from one peer."""
+
+    def __init__(
+        self, name: str, config: Settings, way: Way, opener: Opener, on_step: Callable[[int], None]
+    ) -> None:
+        lane = EngineLane(config, way, opener, on_step)
+        super().__init__(f"hawk-{name}-read", [lane], least=config.chunk, most=config.piece, rows=_MOST_ROWS)

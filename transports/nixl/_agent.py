@@ -1,0 +1,193 @@
+"""NIXL's agent with its UCX back end, as an `Engine`.
+
+The agent has no thread of its own (its progress thread would keep a core busy): looking at a transfer, or for
+notices, is what lets UCX get on, so whoever waits has to look.  NIXL's Python package is used as it is published;
+nothing here is a copy of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from hawk.errors import NotViable
+from hawk.transports._engine._seam import Engine, EngineFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hawk.memory.region import I64
+    from hawk.transports._engine._seam import Handle
+
+EXTRA = 'pip install "hawk-kv[nixl]"'
+
+_BACK_END = "UCX"
+
+
+@functools.cache
+def load() -> Any:
+    """The `nixl` package, which then neither writes to standard output nor crashes when the process ends.
+
+    Raises `NotViable` where it cannot be imported.
+    """
+    # NIXL's wheels bring a libnl of their own, and the distribution's verbs providers load the distribution's: two
+    # libraries with the same names of functions, of which the second calls the first's when it is unloaded at the end
+    # of the process, on data that the first one lays out otherwise.  Loaded here, before, it finds its own.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libnl-route-3.so.200", mode=os.RTLD_NOW | os.RTLD_NODELETE)
+    # Both write to standard output unless told otherwise, UCX when its library is loaded.
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    raises = logging.raiseExceptions
+    try:
+        package = importlib.import_module("nixl._api")
+    except Exception as error:  # what its own libraries lack may be told in any way
+        raise NotViable(
+            "the Python package nixl cannot be loaded", got=f"{type(error).__name__}: {error}", hint=EXTRA
+        ) from error
+    finally:
+        logging.raiseExceptions = raises  # it turns them off for the whole process
+    own = logging.getLogger("nixl")
+    own.handlers.clear()
+    own.propagate = True
+    own.setLevel(logging.ERROR)
+    return package
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turns whatever NIXL raises into `EngineFailed`."""
+    try:
+        yield
+    except EngineFailed:
+        raise
+    except Exception as error:  # its bindings raise classes of their own, which name what UCX said
+        raise EngineFailed(f"{what}: {type(error).__name__} {error}") from error
+
+
+class NixlAgent(Engine):
+    """One agent; `tls` and `ucx` as in `NixlConfig`.
+
+    package    what stands for NIXL's; for tests
+    """
+
+    pushes: ClassVar[bool] = True
+
+    def __init__(self, tls: str = "", ucx: Sequence[str] = (), *, package: Any = None) -> None:
+        package = package or load()
+        settings = [f"TLS={tls}"] if tls else []
+        chosen = {"engine_config": ",".join([*settings, *ucx])} if settings or ucx else {}
+        # The name tells agents apart wherever they run: it is what NIXL calls a peer.
+        self._name = f"hawk-{uuid.uuid4().hex}"
+        with _told("no agent"):
+            config = package.nixl_agent_config(enable_prog_thread=False, backends=[])
+            self._agent: Any = package.nixl_agent(self._name, config)
+            self._agent.create_backend(_BACK_END, chosen)
+        if _BACK_END not in self._agent.backends:
+            raise EngineFailed(f"NIXL has no back end {_BACK_END}")
+        self._registered: dict[tuple[int, int], Any] = {}
+        self._peers: set[str] = set()
+        self._under_way: set[Any] = set()
+
+    @property
+    def description(self) -> bytes:
+        """See `Engine.description`: NIXL's metadata, with the keys to everything registered."""
+        with _told("no metadata"):
+            return bytes(self._agent.get_agent_metadata())
+
+    def register(self, address: int, nbytes: int) -> None:
+        """See `Engine.register`."""
+        if (address, nbytes) in self._registered:
+            return
+        with _told("the memory cannot be registered"):
+            self._registered[address, nbytes] = self._agent.register_memory(
+                [(address, nbytes, 0, "")], "DRAM", backends=[_BACK_END]
+            )
+
+    def forget(self, address: int, nbytes: int) -> None:
+        """See `Engine.forget`."""
+        descriptors = self._registered.pop((address, nbytes), None)
+        if descriptors is not None:
+            with _told("a registration does not end"):
+                self._agent.deregister_memory(descriptors, backends=[_BACK_END])
+
+    def meet(self, description: bytes) -> object:
+        """See `Engine.meet`; the peer is NIXL's name of it."""
+        with _told("the peer's metadata cannot be used"):
+            name = self._agent.add_remote_agent(description)
+            peer = name.decode() if isinstance(name, bytes) else str(name)
+            self._peers.add(peer)
+            return peer
+
+    def part(self, peer: object) -> None:
+        """See `Engine.part`."""
+        if peer in self._peers:
+            self._peers.discard(str(peer))
+            with _told("the peer cannot be left"):
+                self._agent.remove_remote_agent(peer)
+
+    def post(
+        self, peer: object, write: bool, local: I64, remote: I64, nbytes: I64, notice: bytes = b""
+    ) -> Handle:
+        """See `Engine.post`."""
+        ours, theirs = (np.zeros((len(nbytes), 3), np.uint64) for _ in range(2))
+        ours[:, 0], theirs[:, 0] = local, remote
+        ours[:, 1] = theirs[:, 1] = nbytes
+        with _told("a transfer cannot begin"):
+            handle = self._agent.initialize_xfer(
+                "WRITE" if write else "READ",
+                self._agent.get_xfer_descs(ours, "DRAM"),
+                self._agent.get_xfer_descs(theirs, "DRAM"),
+                str(peer),
+                notice,
+                backends=[_BACK_END],
+            )
+            self._under_way.add(handle)
+            if self._agent.transfer(handle) == "ERR":
+                raise EngineFailed("a transfer was refused")
+            return handle
+
+    def poll(self, handle: Any) -> bool:
+        """See `Engine.poll`."""
+        with _told("a transfer failed"):
+            state = self._agent.check_xfer_state(handle)
+            if state == "PROC":
+                return False
+            if state != "DONE":
+                raise EngineFailed(f"a transfer failed: {state}")
+            self._under_way.discard(handle)
+            handle.release()
+            return True
+
+    def notices(self) -> list[bytes]:
+        """See `Engine.notices`."""
+        with _told("the agent cannot get on"):
+            return [notice for told in self._agent.get_new_notifs([_BACK_END]).values() for notice in told]
+
+    def close(self) -> None:
+        """See `Engine.close`: connections first, which ends what is under way, then the agent."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return
+        for peer in self._peers:
+            with contextlib.suppress(Exception):
+                agent.remove_remote_agent(peer)
+        for handle in self._under_way:
+            with contextlib.suppress(Exception):
+                handle.release()
+            handle._released = True  # the rest goes with the agent, and without complaints on standard output
+        for descriptors in self._registered.values():
+            with contextlib.suppress(Exception):
+                agent.deregister_memory(descriptors, backends=[_BACK_END])
+        self._under_way.clear()
+        self._registered.clear()
+        self._peers.clear()
