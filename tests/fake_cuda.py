@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hawk.memory.cuda_batch import one_by_one
 from hawk.memory.cuda_driver import Attribute, CudaFault, Pointer
 from tests.fake_cuda_parts import Block, Event, FakeArray, FakeRows, Sharing
 
@@ -315,7 +316,16 @@ class FakeCuda(Sharing):
             self._until(lambda: found.done >= wanted)
         self._call("synchronised")
 
-    def launch(self, function: int, blocks: int, threads: int, arguments: bytes, stream: int) -> None:
+    def outwait(self, event: int) -> None:
+        self._call("outwait")
+        self.synchronise(event)
+
+    def run(self, calls: list) -> None:
+        one_by_one(self, calls)
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: bytes, stream: int, shared: int = 0
+    ) -> None:
         self._call("launch")
         found = self.functions[function]
         found.launched += 1

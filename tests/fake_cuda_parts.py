@@ -13,6 +13,8 @@ import numpy as np
 
 from hawk.memory import cuda_rows
 from hawk.memory.cuda_driver import CudaFault
+from hawk.retile.cuda.lanes import Calls
+from hawk.retile.cuda.recipes import Recipes
 from hawk.retile.cuda.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -220,25 +222,31 @@ class Kernels:
 
     def __init__(self, driver: FakeCuda, compiled: object) -> None:
         self._driver, self._compiled = driver, compiled
-        self._shelf: Shelf = Shelf()
+        self._shelf, self._recipes = Shelf(), Recipes()
         self.launched = 0
         self.fail: Exception | None = None
 
-    def prepare(self, steps: list, regions: list, arena: object, stream: int) -> object:
+    def calls(self, steps: list, regions: list, arena: object, stream: int, driver: object) -> Calls:
         arrays = [self._driver.at(*span) for span in regions]
-        launches = self._compiled.bound(steps, arrays, self._driver.at(*arena), self._shelf)
+        launches = self._compiled.bound(steps, arrays, self._driver.at(*arena), self._shelf, self._recipes)
 
         def work() -> None:
+            self.launched += 1
             for one in launches:
                 assert self._compiled.launch(*one) == 0, "an access outside, or not aligned"
 
-        def launch(stream: int) -> None:
-            if self.fail is not None:
-                raise self.fail
-            self.launched += 1
-            self._driver.put(stream, work)
+        if self.fail is not None:
+            raise self.fail
+        return Calls(then=[("put", stream, work)])
 
-        return type("Prepared", (), {"launch": staticmethod(launch)})
+    def prepare(self, steps: list, regions: list, arena: object, stream: int) -> object:
+        found = self.calls(steps, regions, arena, stream, None)
+        return type(
+            "Prepared", (), {"launch": staticmethod(lambda on: self._driver.put(on, found.then[0][2]))}
+        )
+
+    def close(self, driver: object) -> None:
+        pass
 
 
 def fake_rows(monkeypatch: pytest.MonkeyPatch, driver: FakeCuda) -> None:

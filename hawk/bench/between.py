@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hawk.demo.scenario import Scenario
-    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.cuda_driver import Call, Driver
 
 SIZES = (10_000_000, 80_000_000, 320_000_000, 1_280_000_000)
 RUNS = 5
@@ -180,10 +180,12 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._driver, name)
 
-    def to_host(self, host: int, address: int, nbytes: int, stream: int) -> None:
-        began = time.perf_counter()
-        self._driver.to_host(host, address, nbytes, stream)
-        self._took.append(time.perf_counter() - began)
+    def run(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            began = time.perf_counter()
+            self._driver.run((call,))
+            if call[0] == "to_host":
+                self._took.append(time.perf_counter() - began)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from hawk.errors import HawkError, InternalError
 from hawk.memory import shared
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
-from hawk.memory.cuda_wait import outwait
 from hawk.plan.segments import direct
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
@@ -96,11 +95,11 @@ class Naive:
         with self._there.current() as driver:
             driver.to_device(self._room, self.tiled.ctypes.data, self.tiled.nbytes, self._stream)
             driver.record(self._event, self._stream)
-            outwait(driver, self._event)
+            driver.outwait(self._event)
             up = time.perf_counter()
             self._rows.put(driver, self._room + self._remote, self._target, self._nbytes)
             driver.record(self._event, self._stream)
-            outwait(driver, self._event)
+            driver.outwait(self._event)
         return up - began, time.perf_counter() - up
 
     def close(self) -> None:
@@ -154,7 +153,7 @@ def ordinary(number: int, nbytes: int, runs: int) -> tuple[list[float], list[flo
                 else:
                     driver.to_host(plain.ctypes.data, room, nbytes, stream)
                 driver.record(event, stream)
-                outwait(driver, event)
+                driver.outwait(event)
                 found[up].append(time.perf_counter() - began)
         driver.drop_event(event)
         driver.drop_stream(stream)

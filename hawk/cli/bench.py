@@ -131,6 +131,26 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 
 
 @bench.command()
+@click.option(
+    "--tokens",
+    multiple=True,
+    type=click.IntRange(1, 1 << 20),
+    help="Tokens of a request; may be given again.  [default: 64, 2048, 8192]",
+)
+@click.option("--runs", type=click.IntRange(1, 1000), help="Measured jobs of each size.  [default: 15]")
+@click.option(
+    "--chunk",
+    callback=lambda c, o, v: None if v is None else _size(c, o, v),
+    help="Bytes of a chunk at most.  [default: 64MiB]",
+)
+@click.option("--quick", is_flag=True, help="One job of the first size: does it work, not how fast is it.")
+@_json
+def chunks(as_json: bool, **options: Any) -> None:
+    """What a chunk of a GPU costs the processors, over a driver that does nothing; needs no GPU."""
+    _bench("chunks", as_json, **options)
+
+
+@bench.command()
 @click.option("--device", help='The GPU.  [default: "cuda:0"]')
 @click.option(
     "--tokens",

@@ -27,7 +27,7 @@ from hawk.memory import cuda_marks
 from hawk.memory.cuda import CudaMemory, Pinned, device
 from hawk.memory.cuda_driver import STICKY, CudaFault
 from hawk.observe.log import get as get_log
-from hawk.retile.cuda.bases import Span
+from hawk.retile.cuda.bases import Span, Spans
 from hawk.retile.cuda.launch import CudaRetiler
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hawk.memory.cuda_marks import Mark
     from hawk.memory.region import Region
     from hawk.retile.cpu import Step
+    from hawk.retile.cuda.lanes import Calls
     from hawk.retile.rows import RowsStep
 
 log = get_log("hawk.jobs.gpus")
@@ -52,20 +53,21 @@ LANES = AHEAD + 1
 """Chunks at a time on each GPU: one more, so that another job finds one where a job's layers are awaited on the GPU."""
 
 
-class Prepared(Protocol):
-    """Kernels that only have to be started."""
-
-    def launch(self, stream: int) -> None:
-        """Starts them on a stream."""
-
-
 class Kernels(Protocol):
     """What makes kernels of steps; `hawk.retile.cuda.launch.CudaRetiler` does."""
 
-    def prepare(
-        self, steps: Sequence[Step | RowsStep], regions: Sequence[Span], arena: Span, stream: int
-    ) -> Prepared:
-        """Tables and kernels for these steps; what it has to bring to the GPU goes over the stream."""
+    def calls(
+        self,
+        steps: Sequence[Step | RowsStep],
+        regions: Sequence[Span],
+        arena: Span,
+        stream: int,
+        driver: Driver,
+    ) -> Calls:
+        """What carries out these steps on a stream of which nothing is under way."""
+
+    def close(self, driver: Driver) -> None:
+        """Gives back what it has on the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class _Wanted:
     """A chunk as a lane is told of it: `before` are events that come first, `stop` says that nobody wants it."""
 
     steps: Sequence[Step | RowsStep]
-    spans: Sequence[Span]
+    spans: Spans
     way: Way
     nbytes: int
     before: Sequence[int]
@@ -104,6 +106,7 @@ class OnGpu:
         self.turns = Slots(LANES)
         self._there, self._scrub = there, scrub
         self._marks: WeakKeyDictionary[OfferEntry, list[tuple[int, Mark]]] = WeakKeyDictionary()
+        self._spans: WeakKeyDictionary[OfferEntry, Spans] = WeakKeyDictionary()
         self._kernels = make(there.number)
         name = f"gpu{there.number}/chunks"
         self._memory = CudaMemory(name, capacity=LANES * chunk, gpu=there.number)
@@ -148,6 +151,14 @@ class OnGpu:
                 break
         return found
 
+    def _where(self, offer: OfferEntry) -> Spans:
+        """Where its cache is."""
+        found = self._spans.get(offer)
+        if found is None:
+            regions = offer.cache.regions
+            found = self._spans[offer] = Spans(Span(region.address, region.nbytes) for region in regions)
+        return found
+
     def at_once(self, portion: Portion) -> bool:
         """See `SourceRetiler`: marks are waited for, and kernels."""
         del portion
@@ -170,7 +181,7 @@ class OnGpu:
             )
         wanted = _Wanted(
             portion.steps,
-            [Span(region.address, region.nbytes) for region in portion.offer.cache.regions],
+            self._where(portion.offer),
             Way.of(portion, self._there.number),
             portion.nbytes,
             self._before(portion.offer, portion.layers),
@@ -219,23 +230,21 @@ class OnGpu:
         return HawkMemoryError("kernels cannot be started", field=f"cuda:{self._there.number}", got=error)
 
     def _carry_out(self, driver: Driver, lane: Lane, wanted: _Wanted) -> None:
-        way, nbytes = wanted.way, wanted.nbytes
+        way, nbytes, stream = wanted.way, wanted.nbytes, lane.stream
         room = way.room or lane.room.address
-        prepared = self._kernels.prepare(wanted.steps, wanted.spans, Span(room, nbytes), lane.stream)
+        kernels = self._kernels.calls(wanted.steps, wanted.spans, Span(room, nbytes), stream, driver)
         if wanted.stop.is_set():
             return
-        for event in wanted.before:
-            driver.wait(lane.stream, event)
+        calls = [*kernels.first, *(("wait", stream, event) for event in wanted.before)]
         if self._scrub:
             # What lies between the pages of a chunk is copied too, and must be nobody's.
-            driver.fill(room, 0, nbytes, lane.stream)
-        prepared.launch(lane.stream)
+            calls.append(("fill", room, 0, nbytes, stream))
+        calls += kernels.then
         if way.host:
-            driver.to_host(lane.between or way.host, room, nbytes, lane.stream)
-        driver.record(lane.event, lane.stream)
-        # A GPU that is lost answers here, and its copy engine has stopped then.
-        driver.synchronise(lane.event)
-        del prepared  # until now the kernels read its tables
+            calls.append(("to_host", lane.between or way.host, room, nbytes, stream))
+        # A GPU that is lost answers at the last of these, and its copy engine has stopped then.
+        driver.run([*calls, ("record", lane.event, stream), ("outwait", lane.event)])
+        kernels.done()
         if lane.between and way.host:
             ctypes.memmove(way.host, lane.between, nbytes)
 
@@ -247,6 +256,7 @@ class OnGpu:
         lanes, self._lanes = self._lanes, []
         if self._there.lost is None:
             with contextlib.suppress(HawkMemoryError), self._there.current() as driver:
+                self._kernels.close(driver)
                 for lane in lanes:
                     driver.drop_stream(lane.stream)
                     driver.drop_event(lane.event)

@@ -18,7 +18,7 @@ from hawk.errors import DeadlineExceeded, HawkError
 from hawk.jobs.states import settle
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
-from hawk.memory.cuda_wait import none_left, outwait
+from hawk.memory.cuda_wait import none_left
 from hawk.memory.region import Region, Segments
 from hawk.transports._pieces import cut
 from hawk.transports.base import Link
@@ -56,7 +56,7 @@ def _lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
         with none_left(driver, stream, event):
             driver.to_device(shadow.address + offset, arena.address + offset, nbytes, stream)
             driver.record(event, stream)
-            outwait(driver, event)
+            driver.outwait(event)
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ class _Slot:
                 driver.to_device(self._room, self._host, piece.total, self._stream)
                 self._rows.put(driver, self._room + at, target, piece.nbytes)
             driver.record(self._event, self._stream)
-            outwait(driver, self._event)
+            driver.outwait(self._event)
 
     def close(self) -> None:
         with contextlib.suppress(HawkError), self._there.current() as driver:

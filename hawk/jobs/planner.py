@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -22,6 +23,11 @@ class Planner:
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a pure function off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Has a pure function run some time, before whatever is asked for later; it raises nothing."""
+        with contextlib.suppress(RuntimeError):  # closed, and nobody waits for it any more
+            self._pool.submit(function)
 
     def close(self) -> None:
         """Ends the thread."""

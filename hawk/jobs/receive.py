@@ -12,6 +12,8 @@ import numpy as np
 from hawk.errors import BadFrame, HawkError, InternalError, InvalidArgument
 from hawk.jobs.caches import read_part
 from hawk.jobs.chunks import bytes_of, cut, fewest_heads, least_of
+from hawk.jobs.cover import Cover
+from hawk.jobs.laying import Laying
 from hawk.jobs.scrub import wipe
 from hawk.jobs.staging import weighed
 from hawk.jobs.states import settle
@@ -21,8 +23,8 @@ from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.part import selection as select
 from hawk.plan.repeat import TargetPlans
-from hawk.plan.segments import laid, moved, staged, touched
-from hawk.plan.types import Chunk, Selection
+from hawk.plan.segments import moved, staged, touched
+from hawk.plan.types import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from hawk.jobs.staging import Staging
     from hawk.memory.region import ByteRanges, Segments
     from hawk.plan.part import Part
-    from hawk.plan.types import TargetChunk
+    from hawk.plan.types import Chunk, TargetChunk
     from hawk.transports.base import Capabilities, Link
 
 log = get_log("hawk.jobs.receive")
@@ -77,9 +79,7 @@ class Receiver:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._touched: list[ByteRanges] = []
-        self._covered = np.zeros((0, 0), dtype=bool)
-        self._first = 0
-        self._layer = 0
+        self._cover = Cover()
         self._part = part
         self._alone = alone
         self.total = 0
@@ -90,6 +90,7 @@ class Receiver:
         self._error: HawkError | None = None
         self._stopped = False
         self._arrivals = Arrivals(context.verifier)
+        self._laying = Laying(request.cache)
         layout = request.cache.layout
         result.channels = [0] * layout.channels
         self.chunk_limit = context.chunk
@@ -124,7 +125,11 @@ class Receiver:
                 got="staged",
                 expected="auto or direct for a cache in this memory",
             )
-        if context.mode == "auto" and whole // layout.page_stride * capabilities.request_cost <= _WEIGHING:
+        saves = whole // layout.page_stride * capabilities.request_cost > _WEIGHING
+        # A run takes one request at most when written directly, and one move when staged.
+        staging = memory is not None and memory.move_support is not MoveSupport.NONE
+        cheaper = memory is not None and memory.move_row_cost < capabilities.request_cost
+        if context.mode == "auto" and not (saves and staging and cheaper):
             self._result.mode = "direct"
             # Once the request is on its way: P plans its side in the same time.
             asyncio.get_running_loop().call_soon(self._plan_ahead, chunk)
@@ -137,10 +142,18 @@ class Receiver:
         self._result.mode = "direct" if self._staging is None else "staged"
 
     def _plan_ahead(self, chunk: Chunk) -> None:
-        """Plans a chunk before it is there, where the plan is made in no time."""
-        if self._plans is not None and self._plans.quick(chunk):
+        """Plans a chunk before it is there: here where the plan is made in no time, else where all others are made."""
+        if self._plans is None or self._stopped:
+            return
+
+        def plan() -> None:
             with contextlib.suppress(HawkError):  # said in due course, to whoever waits for this chunk
                 self._planned = self._laid_out(chunk)
+
+        if self._plans.quick(chunk):
+            plan()
+        else:
+            self._context.planner.soon(plan)
 
     def begin(self, accepted: Accepted) -> None:
         """P has accepted: what will come is known now."""
@@ -157,32 +170,10 @@ class Receiver:
         if self._plans is None or selection != self._guess:
             check_blocks(layout, request.blocks, selection, "blocks")
             self._plans, self._planned = TargetPlans(layout, request.blocks, selection), None
-        self._first, last = entries(layout, selection)
-        self._layer = selection.layer
-        self._covered = np.zeros((selection.layers, last - self._first), dtype=bool)
+        self._cover = Cover(selection, *entries(layout, selection))
         self.total = bytes_of(layout, selection)
         self._result.first, self._result.tokens = accepted.first, accepted.tokens
         self._arrivals.begin(accepted)
-
-    def cover(self, prepared: Prepared) -> Chunk:
-        """The part of the cache that this chunk is; raises `BadFrame` unless it is wanted and new."""
-        layer, block = prepared.layer - self._layer, prepared.block - self._first
-        part = self._covered[max(layer, 0) : layer + prepared.layers, max(block, 0) : block + prepared.blocks]
-        if (
-            min(layer, block) < 0
-            or part.shape != (prepared.layers, prepared.blocks)
-            or part.size == 0
-            or part.any()
-        ):
-            raise BadFrame(
-                "the chunk is no part of what was asked for, or came before",
-                field=f"chunk {prepared.chunk}",
-                got=f"layers {prepared.layer}+{prepared.layers}, entries {prepared.block}+{prepared.blocks}",
-            )
-        part[...] = True
-        return Chunk(
-            layer=prepared.layer, layers=prepared.layers, block=prepared.block, blocks=prepared.blocks
-        )
 
     async def room(self) -> None:
         """Returns when one more chunk may begin."""
@@ -196,13 +187,7 @@ class Receiver:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             self._raise()
         self._raise()
-        if not self._covered.all():
-            layer, block = (int(i[0]) for i in np.nonzero(~self._covered))
-            raise BadFrame(
-                "the peer prepared less than it promised",
-                field="chunks",
-                got=f"nothing for layer {layer + self._layer}, table entry {block + self._first}",
-            )
+        self._cover.check()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -210,7 +195,7 @@ class Receiver:
 
     def start(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
         """Begins to plan, read and finish a chunk, or does it where that needs no wait; raises `BadFrame`."""
-        chunk = self.cover(prepared)
+        chunk = self._cover.take(prepared)
         if self._at_once(prepared, chunk, link, consumed):
             return
         task = asyncio.get_running_loop().create_task(self._chunk(prepared, chunk, link, consumed))
@@ -259,7 +244,7 @@ class Receiver:
         result.nbytes += planned.nbytes
         self._arrived()  # first of all: somebody may wait for a first byte
         self._add("retile", prepared.retile)
-        for channel, nbytes in enumerate(planned.channel_bytes.tolist()):
+        for channel, nbytes in enumerate(self._laying.channel_bytes(planned)):
             result.channels[channel] += nbytes
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -315,10 +300,11 @@ class Receiver:
 
     def _plan(self, prepared: Prepared, chunk: Chunk) -> tuple[TargetChunk, Segments | None, ByteRanges]:
         """The chunk's plan, its segments (None where it goes through staging), and the bytes it writes."""
-        known = self._planned
-        planned, segments, ranges = (
-            known if known is not None and known[0].chunk == chunk else self._laid_out(chunk)
-        )
+        known, plans = self._planned, self._plans
+        assert plans is not None
+        if known is None or known[0].chunk != chunk or known[0].selection != plans.selection:
+            known = self._laid_out(chunk)
+        planned, segments, ranges = known
         if planned.nbytes != prepared.nbytes:
             raise BadFrame(
                 "the peer's plan of this chunk differs from ours",
@@ -336,7 +322,7 @@ class Receiver:
         planned = self._plans.plan(chunk)
         if self._staging is not None and self._staging.fits(planned):
             return planned, None, touched(planned, cache.placement)
-        return planned, *laid(planned, cache.placement, [r.extents for r in cache.regions])
+        return planned, *self._laying.of(planned)
 
     async def _chunk(
         self, prepared: Prepared, chunk: Chunk, link: Link, consumed: Callable[[int, bool], None]
@@ -361,10 +347,7 @@ class Receiver:
     def _is_last(self, tasks: int) -> bool:
         """Whether nothing but a flush is left to do before everything is given back, which says the same."""
         return (
-            self._alone
-            and not self._arrivals.wanted
-            and len(self._tasks) == tasks
-            and bool(self._covered.all())
+            self._alone and not self._arrivals.wanted and len(self._tasks) == tasks and self._cover.complete
         )
 
     async def _read(self, prepared: Prepared, segments: Segments, link: Link) -> None:

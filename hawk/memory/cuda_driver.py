@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hawk.errors import MissingDependency
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 OUT_OF_MEMORY = 2
 
@@ -70,6 +70,10 @@ class Pointer:
     managed: bool = False
     legacy: bool = False
     by_fd: bool = False
+
+
+Call = tuple[Any, ...]
+"""The name of one of a driver's methods on streams and events, and its arguments."""
 
 
 class Driver(Protocol):
@@ -157,8 +161,19 @@ class Driver(Protocol):
     def synchronise(self, event: int) -> None:
         """Returns when it is; without the GIL, and without using a processor."""
 
-    def launch(self, function: int, blocks: int, threads: int, arguments: bytes, stream: int) -> None:
-        """Puts a kernel of one structure of arguments onto a stream; what compiled it gave the function's handle."""
+    def outwait(self, event: int) -> None:
+        """`synchronise`, which is told soon where the event is soon reached: by asking for some milliseconds first."""
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: bytes, stream: int, shared: int = 0
+    ) -> None:
+        """Puts a kernel of one structure of arguments onto a stream; what compiled it gave the function's handle.
+
+        shared    bytes of shared memory of each block
+        """
+
+    def run(self, calls: Sequence[Call]) -> None:
+        """Makes these calls one after the other, until one fails, and lets nothing of this process come in between."""
 
     # -- copies, on a stream
 

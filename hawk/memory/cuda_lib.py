@@ -6,12 +6,16 @@ import ctypes
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from hawk.memory import cuda_batch
 from hawk.memory.cuda_driver import IPC_HANDLE_BYTES, POSIX_FD, CudaFault, Pointer
+from hawk.retile import native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SUCCESS, _INVALID_VALUE, _NOT_READY = 0, 1, 600
+    from hawk.memory.cuda_driver import Call
+
+_SUCCESS, _INVALID_VALUE = 0, 1
 _ON_DEVICE = 2
 _MEMORY_TYPE, _MANAGED, _ORDINAL, _LEGACY, _HANDLE_TYPES = 2, 8, 9, 10, 14
 _NON_BLOCKING = 1
@@ -78,7 +82,7 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuEventQuery": (_handle,),
     "cuEventSynchronize": (_handle,),
     "cuEventElapsedTime": (POINTER(c_float), _handle, _handle),
-    "cuLaunchKernel": (_handle, *(c_uint,) * 7, _handle, POINTER(c_void_p), c_void_p),
+    "cuLaunchKernel": (_handle, *(c_uint,) * 7, _handle, c_void_p, c_void_p),
     "cuMemcpyDtoHAsync_v2": (c_void_p, _address, c_size_t, _handle),
     "cuMemcpyHtoDAsync_v2": (_address, c_void_p, c_size_t, _handle),
     "cuMemcpyAsync": (_address, _address, c_size_t, _handle),
@@ -99,9 +103,6 @@ _CALLS: dict[str, Sequence[Any]] = {
     "cuMemSetAccess": (_address, c_size_t, POINTER(_Access), c_size_t),
     "cuMemUnmap": (_address, c_size_t),
 }
-_QUICK = frozenset({"cuEventRecord", "cuLaunchKernel"})
-"""Calls that take a few microseconds and wait for nothing: they keep Python's lock, for another thread that had it in
-between would stand between an event and the work that it is to time."""
 _ABSENT = 500
 """CUDA_ERROR_NOT_FOUND: what a call that the library is too old for is said to have returned."""
 
@@ -114,13 +115,17 @@ class LibCuda:
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libcuda.so.1")
-        quick = ctypes.PyDLL("libcuda.so.1")
         self._calls: dict[str, Any] = {}
+        self._together = native.caller()
+        self._at: dict[str, int] = {}
         for name, arguments in _CALLS.items():
-            found = getattr(quick if name in _QUICK else self._lib, name, None)
+            # None of them keeps Python's lock: a launch waits where a stream is full, maybe for a callback in Python.
+            found = getattr(self._lib, name, None)
             if found is not None:
                 found.restype, found.argtypes = c_int, arguments
                 self._calls[name] = found
+                if self._together is not None:
+                    self._at[name] = ctypes.cast(found, c_void_p).value or 0
         self._contexts: dict[int, c_void_p] = {}
         self._call("cuInit", 0)
 
@@ -261,7 +266,7 @@ class LibCuda:
         try:
             self._call("cuEventQuery", event)
         except CudaFault as fault:
-            if fault.code == _NOT_READY:
+            if fault.code == cuda_batch.NOT_READY:
                 return False
             raise
         return True
@@ -269,10 +274,28 @@ class LibCuda:
     def synchronise(self, event: int) -> None:
         self._call("cuEventSynchronize", event)
 
-    def launch(self, function: int, blocks: int, threads: int, arguments: bytes, stream: int) -> None:
-        given = ctypes.create_string_buffer(arguments, len(arguments))
-        pointers = (c_void_p * 1)(ctypes.addressof(given))
-        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream or None, pointers, None)
+    def outwait(self, event: int) -> None:
+        self.run((("outwait", event),))
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: bytes, stream: int, shared: int = 0
+    ) -> None:
+        self.run((("launch", function, blocks, threads, arguments, stream, shared),))
+
+    def run(self, calls: Sequence[Call]) -> None:
+        held: list[object] = []
+        rows = [row for call in calls for row in cuda_batch.rows(call, held)]
+        if self._together is not None and all(name in self._at for _, name, *_ in rows):
+            failed = self._together(cuda_batch.words(rows, self._at))
+            if failed is not None:
+                number, code = failed
+                raise CudaFault(rows[number][1], code, self._name(code))
+            return
+        for kind, name, *arguments in rows:
+            if kind == cuda_batch.UNTIL:
+                cuda_batch.until(lambda: self.reached(arguments[0]), *arguments[2:])  # noqa: B023 - called here
+            else:
+                self._call(name, *arguments)
 
     # -- copies
 

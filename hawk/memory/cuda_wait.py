@@ -1,9 +1,8 @@
-"""Waiting for an event of a GPU in a thread: quick where it is soon reached, without a processor where it is not."""
+"""Waiting for what was put onto a stream of a GPU, also where something went wrong on the way."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from hawk.memory.cuda_driver import CudaFault
@@ -12,26 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hawk.memory.cuda_driver import Driver
-
-_SPIN = 100e-6
-"""Seconds of asking again and again: what waking a sleeping thread by the GPU's interrupt takes at least."""
-
-_NAPS = 3e-3
-"""Seconds of asking after naps, before the thread sleeps until the interrupt, which some machines deliver late."""
-
-_NAP = 50e-6
-
-
-def outwait(driver: Driver, event: int) -> None:
-    """Returns when the event is reached; raises `CudaFault`."""
-    began = time.perf_counter()
-    while not driver.reached(event):
-        spent = time.perf_counter() - began
-        if spent > _NAPS:
-            driver.synchronise(event)
-            return
-        if spent > _SPIN:
-            time.sleep(_NAP)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hawk.plan.source import retile_steps
 from hawk.plan.target import chunk_bytes, target_chunk
 from hawk.plan.tensors import placements
@@ -17,11 +19,11 @@ from hawk.plan.types import Steps
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
     from hawk.plan.types import Chunk, Placement, Selection, Step, TargetChunk
+    from hawk.retile.lies import Lies
 
     I64 = NDArray[np.int64]
 
@@ -52,6 +54,11 @@ class TargetPlans:
         self._selection = selection
         self._alike = _by_layer(dst)
         self._known: dict[tuple[int, int, int], TargetChunk] = {}
+
+    @property
+    def selection(self) -> Selection:
+        """Of the job."""
+        return self._selection
 
     @property
     def keeps(self) -> bool:
@@ -94,6 +101,8 @@ class SourcePlans:
         self._dst_blocks = dst_blocks
         self._alike = _by_layer(src) and _by_layer(dst)
         self._known: dict[tuple[int, int, int], tuple[int, Steps[Step]]] = {}
+        self._buffers: I64 | None = None
+        self._lifts: dict[int, tuple[Lies, I64, I64]] = {}
 
     def plan(self, target: TargetChunk) -> Steps[Step]:
         """The steps that fill the arena of `target`."""
@@ -106,7 +115,35 @@ class SourcePlans:
             return steps
         first, steps = known
         up, selection = chunk.layer - first, target.selection
-        return Steps(len(steps), lambda number: self._moved(steps[number], up, selection))
+        lies = None if steps.lies is None else lambda: self._lies(steps, up, selection)
+        return Steps(len(steps), lambda number: self._moved(steps[number], up, selection), lies)
+
+    def _lies(self, steps: Steps[Step], up: int, selection: Selection) -> Lies:
+        """Where steps lie that are `up` layers above these."""
+        assert steps.lies is not None
+        found = self._lifts.get(id(steps))  # which lives as long as this
+        if found is None:
+            planes = np.array([(step.layer, step.kv) for step in steps], np.int64)
+            found = self._lifts[id(steps)] = steps.lies(), planes, self._rows(planes, 0, selection)
+        lies, planes, here = found
+        there, offset = self._rows(planes, up, selection), self._placement.offset
+        return lies._replace(
+            region=self._placement.region[there].astype(np.int64),
+            offset=lies.offset + (offset[there] - offset[here]),
+        )
+
+    def _rows(self, planes: I64, up: int, selection: Selection) -> I64:
+        """Numbers of the source's buffers of planes (layer, kv), `up` layers above them."""
+        if self._buffers is None:
+            shape = self._src.shape
+            self._buffers = np.array(
+                [[self._src.buffer(layer, kv) for kv in range(shape.kvs)] for layer in range(shape.layers)],
+                np.int64,
+            )
+        layer = planes[:, 0] + up
+        if selection.source_layers:
+            layer = np.asarray(selection.source_layers, np.int64)[layer - selection.layer]
+        return self._buffers[layer, planes[:, 1]]
 
     def _moved(self, step: Step, up: int, selection: Selection) -> Step:
         layer = step.layer + up

@@ -220,6 +220,34 @@ def laid(
     return _direct(rows, regions_extents), _touched(rows)
 
 
+def laid_again(
+    known: tuple[TargetChunk, Segments, ByteRanges], target: TargetChunk, placement: Placement
+) -> tuple[Segments, ByteRanges] | None:
+    """`laid` of a chunk that differs from a known one in its layers, where regions have one extent each.
+
+    None unless all that it writes lies equally far from what the known one writes.
+    """
+    like, segments, ranges = known
+    if target.runs is not like.runs or target.base is not like.base or target.shift is not like.shift:
+        return None
+    here, there = like.buffers, target.buffers
+    apart = placement.offset[there] - placement.offset[here]
+    by = int(apart.flat[0])
+    if (apart != by).any() or (placement.region[there] != placement.region[here]).any():
+        return None
+    if isinstance(segments, GroupedSegments) != isinstance(ranges, GroupedRanges):
+        return None
+    if isinstance(segments, GroupedSegments) and isinstance(ranges, GroupedRanges):
+        return (
+            GroupedSegments(replace(segments.groups, up=segments.groups.up + by)),
+            GroupedRanges(replace(ranges.groups, up=ranges.groups.up + by)),
+        )
+    return (
+        Segments(segments.region, segments.local + by, segments.remote, segments.nbytes),
+        ByteRanges(ranges.region, ranges.start + by, ranges.nbytes),
+    )
+
+
 def moved(segments: Segments, by: int) -> Segments:
     """The same for a chunk that lies `by` bytes farther on in the arena."""
     if by == 0:

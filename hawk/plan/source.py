@@ -20,6 +20,7 @@ from hawk.plan.tensors import parts, placements, view
 from hawk.plan.types import RetileStep, Steps
 from hawk.plan.ways import program_part, ways
 from hawk.retile.build import build_programs
+from hawk.retile.lies import Lies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,12 +77,17 @@ class _Lines(NamedTuple):
 
     alike           (kv, number of the program, kv that stands for it in the target, residues of source and target)
     buffer, lift    of the source, for each line: the buffer's number, and bytes from its base in every channel
+    plane, which    numbers of each line's plane, and of its kind
+    kinds           the program of each kind, and which of those that look alike it is
     """
 
     lines: tuple[_Line, ...]
     alike: tuple[tuple[int, int, int, tuple[int, int]], ...]
     buffer: I64
     lift: I64
+    plane: I64
+    which: I64
+    kinds: tuple[tuple[Program, int], ...]
 
 
 @lru_cache(maxsize=256)
@@ -110,7 +116,8 @@ def _lines(
     found: list[_Line] = []
     alike: dict[object, int] = {}
     known: list[tuple[int, int, int, tuple[int, int]]] = []
-    buffer, lift = [], []
+    buffer, lift, which = [], [], []
+    kinds: dict[tuple[int, int], int] = {}
     planes = product(range(first, first + layers), dst.plane_kvs)
     for plane, (layer, plane_kv) in enumerate(planes):
         # Where K and V share pages, the plane of K takes the passes of both.
@@ -125,9 +132,18 @@ def _lines(
                     alike[key] = len(known)
                     known.append((kv, number, leading[plane_kv], residues))
                 found.append(_Line(plane, layer, kv, program, alike[key]))
+                which.append(kinds.setdefault((id(program), alike[key]), len(kinds)))
                 buffer.append(src.buffer(src_layer[layer - first], kv))
                 lift.append(src_term // src.channels * src.page_stride)
-    return _Lines(tuple(found), tuple(known), np.asarray(buffer, np.int64), np.asarray(lift, np.int64))
+    return _Lines(
+        tuple(found),
+        tuple(known),
+        np.asarray(buffer, np.int64),
+        np.asarray(lift, np.int64),
+        np.asarray([line.plane for line in found], np.int64),
+        np.asarray(which, np.int64),
+        tuple((found[which.index(kind)].program, alike) for (_, alike), kind in kinds.items()),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -229,4 +245,15 @@ def tensor_steps(
             tensor=tensor,
         )
 
-    return Steps(len(lines.lines), make)
+    kinds = tuple((program, pieces[alike]) for program, alike in lines.kinds)
+
+    def lies() -> Lies:
+        return Lies(
+            kinds,
+            lines.which,
+            src_placement.region[lines.buffer].astype(np.int64),
+            src_placement.offset[lines.buffer] + lines.lift[:, None],
+            target.base[lines.plane],
+        )
+
+    return Steps(len(lines.lines), make, lies)

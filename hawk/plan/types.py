@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.layouts.compiled import CompiledLayout
+    from hawk.retile.lies import Lies
     from hawk.retile.program import Pieces, Program
     from hawk.retile.rows import RowsStep
 
@@ -247,13 +248,17 @@ class Steps(Sequence[StepT]):
 
     count    how many
     make     the step of a number in `range(count)`
+    lies     tells of all of them where they lie, where that can be told at once
     """
 
-    __slots__ = ("_count", "_make")
+    __slots__ = ("_count", "_make", "lies")
 
-    def __init__(self, count: int, make: Callable[[int], StepT]) -> None:
+    def __init__(
+        self, count: int, make: Callable[[int], StepT], lies: Callable[[], Lies] | None = None
+    ) -> None:
         self._count = count
         self._make = make
+        self.lies = lies
 
     def __len__(self) -> int:
         return self._count

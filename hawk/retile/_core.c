@@ -302,6 +302,8 @@ static PyObject *set_level(PyObject *self, PyObject *args)
     return PyErr_Format(PyExc_ValueError, "this CPU has no such level: %s", name);
 }
 
+#include "_calls.h"
+
 static PyMethodDef methods[] = {
     {"retile", retile, METH_VARARGS, "Check, then retile pieces [begin, end)."},
     {"copy_segments", copy_segments, METH_VARARGS, "Copy segments between absolute addresses."},
@@ -315,6 +317,7 @@ static PyMethodDef methods[] = {
     {"bind_groups", bind_groups, METH_VARARGS, "The rows of all planes as groups."},
     {"bind_pages", bind_pages, METH_VARARGS, "Where the source pages of pieces are."},
     {"spread_rows", spread_rows, METH_VARARGS, "Write out the rows of some groups."},
+    {"calls", calls, METH_VARARGS, "Calls of a library, one after the other."},
     {"level", level, METH_NOARGS, "The instruction set in use."},
     {"set_level", set_level, METH_VARARGS, "Use the kernels of a lower level; for tests."},
     {NULL, NULL, 0, NULL},

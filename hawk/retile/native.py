@@ -19,7 +19,7 @@ from hawk.errors import InvalidArgument, MissingDependency
 from hawk.retile.numpy_core import announce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -157,6 +157,9 @@ class CoreModule(Protocol):
     ) -> None:
         """Write the rows of groups `[begin, end)`, see `hawk.memory.groups`."""
 
+    def calls(self, rows: Array) -> tuple[int, int] | None:
+        """Make the calls of the rows, see `_calls.h`; None, or the row that failed and what it returned."""
+
     def level(self) -> str:
         """The instruction set in use: `"avx512"`, `"avx2"` or `"baseline"`."""
 
@@ -192,6 +195,11 @@ def planner() -> CoreModule | None:
 def _planner(forced: Core | None, core: Any) -> CoreModule | None:
     # A plan asks a dozen times, and looking at the environment would cost it a tenth of its time.
     return core if core_name() == "c" and hasattr(core, "bind_pages") else None
+
+
+def caller() -> Callable[[Any], tuple[int, int] | None] | None:
+    """What makes calls of a library without Python's lock, where the C core in use has that; see `CoreModule.calls`."""
+    return getattr(_core, "calls", None) if core_name() == "c" else None
 
 
 def available() -> bool:

@@ -22,6 +22,7 @@ from hawk.errors import InternalError, InvalidArgument
 from hawk.jobs.gpus import Gpus
 from hawk.memory import cuda_driver
 from hawk.retile.cpu import run_step
+from hawk.retile.cuda.lanes import Calls
 from hawk.transports.cuda._client import CudaLane
 from tests.descriptors import fds
 from tests.fake_cuda import FakeCuda
@@ -34,15 +35,17 @@ class Retiler:
     def __init__(self, driver: FakeCuda) -> None:
         self._driver = driver
 
-    def prepare(self, steps: list, regions: list, arena: Any, stream: int) -> Any:
+    def calls(self, steps: list, regions: list, arena: Any, stream: int, driver: Any) -> Calls:
         arrays, into = [self._driver.at(*span) for span in regions], self._driver.at(*arena)
 
         def work() -> None:
             for step in steps:
                 run_step(step, arrays, into)
 
-        launch = lambda stream: self._driver.put(stream, work)  # noqa: E731
-        return type("Prepared", (), {"launch": staticmethod(launch)})
+        return Calls(then=[("put", stream, work)])
+
+    def close(self, driver: Any) -> None:
+        pass
 
 
 class Here(between.Decode):

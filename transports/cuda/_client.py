@@ -16,7 +16,7 @@ from hawk.errors import HawkError, PeerUnreachable
 from hawk.memory.cuda import device
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_share import MOST_MAPPINGS, Exported, Imported
-from hawk.memory.cuda_wait import none_left, outwait
+from hawk.memory.cuda_wait import none_left
 from hawk.memory.shared import recv_fds
 from hawk.transports import _copy, _pieces
 from hawk.transports._lanes import Work
@@ -168,7 +168,7 @@ class _Stream:
     def finish(self, driver: Driver) -> None:
         """Returns when all that is on the stream has been done."""
         driver.record(self.end, self.stream)
-        outwait(driver, self.end)
+        driver.outwait(self.end)
         zero = self._clocks.zero(driver, self.there.number, self.stream)
         begin = driver.elapsed(zero, self.begin)
         self._clocks.add(self.there.number, begin, driver.elapsed(self.begin, self.end))

@@ -10,7 +10,7 @@ from hawk.errors import InvalidArgument
 from hawk.retile.cpu import places
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,23 @@ class Span(NamedTuple):
     nbytes: int
 
 
+class Spans(tuple[Span, ...]):
+    """Memory of a cache, which does not move: its table is made once."""
+
+    table: I64
+
+    def __new__(cls, spans: Iterable[Span]) -> Spans:
+        """All of them, in order."""
+        made = super().__new__(cls, spans)
+        made.table = np.array([*made], np.int64).reshape(-1, 2)
+        return made
+
+
+def table_of(regions: Sequence[Span]) -> I64:
+    """Addresses and bytes, `int64[regions, 2]`."""
+    return regions.table if isinstance(regions, Spans) else np.array([*regions], np.int64).reshape(-1, 2)
+
+
 def bases_of(steps: Sequence[Step], regions: Sequence[Span], arena: Span) -> tuple[I64, list[int]]:
     """Addresses `int64[steps, channels of both sides]`, and the fewest bytes that lie behind them in any step.
 
@@ -38,7 +55,7 @@ def bases_of(steps: Sequence[Step], regions: Sequence[Span], arena: Span) -> tup
     offset = np.array([step.src_offset + step.dst_offset for step in steps], np.int64)
     if int(region.min()) < 0 or int(region.max()) >= len(regions):
         return _one_by_one(steps, regions, arena)
-    memory, channels = np.array([*regions, arena], np.int64), region.shape[1]
+    memory, channels = np.concatenate((table_of(regions), np.array([arena], np.int64))), region.shape[1]
     last = np.full((len(steps), offset.shape[1] - channels), len(regions), np.int64)
     lies = memory[np.concatenate((region, last), axis=1)]
     room = lies[..., 1] - offset

@@ -17,6 +17,8 @@ import numpy as np
 from hawk.errors import InvalidArgument, MissingDependency
 from hawk.memory.cuda_driver import load
 from hawk.retile.cuda.bases import Span
+from hawk.retile.cuda.lanes import Calls, Table
+from hawk.retile.cuda.recipes import Recipes
 from hawk.retile.cuda.shelf import Shelf
 from hawk.retile.cuda.spec import THREADS
 from hawk.retile.cuda.through import stages
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hawk.retile.cpu import Step
-    from hawk.retile.cuda.tables import Bound
+    from hawk.retile.cuda.bound import Bound
+    from hawk.retile.cuda.lanes import Device
     from hawk.retile.cuda.through import Between
     from hawk.retile.rows import RowsStep
 
@@ -65,6 +68,8 @@ def span(array: Any) -> Span:
 class CudaRetiler:
     """Retiles on one GPU.  Kernels are kept for as long as it lives.
 
+    cupy    what stands in CuPy's place, for whoever compiles otherwise
+
     Raises
     ------
     MissingDependency
@@ -73,9 +78,9 @@ class CudaRetiler:
         no such device
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self, device: int = 0, cupy: Any = None) -> None:
         try:
-            self._cupy: Any = import_module("cupy")
+            self._cupy: Any = import_module("cupy") if cupy is None else cupy
             count = self._cupy.cuda.runtime.getDeviceCount()
         except ImportError as error:
             load()  # without a driver CuPy would be of no use: that is said first
@@ -96,6 +101,8 @@ class CudaRetiler:
         self.device = device
         self._kernels: dict[tuple[object, ...], Any] = {}
         self._shelf: Shelf[Any] = Shelf()
+        self._recipes = Recipes()
+        self._tables: dict[tuple[int, int], Table] = {}
 
     def prepare(
         self, steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, stream: Any = None
@@ -117,6 +124,40 @@ class CudaRetiler:
             found = [stage.bound for stage in stages(steps, regions, arena, room, self._shelf)]
             launches = [(self._kernel(one), one) for one in found]
             return PreparedRetile(self._cupy, self.device, launches, rows)
+
+    def calls(
+        self,
+        steps: Iterable[Step | RowsStep],
+        regions: Sequence[Span],
+        arena: Span,
+        stream: int,
+        driver: Device,
+    ) -> Calls:
+        """`prepare` for one launch on a stream of the caller's, as calls of the driver that it makes itself.
+
+        Tables stay on the GPU, one for each stream: what is asked for next on a stream may be asked for when this has
+        been done, or given up, and not before.  The device has to be current.
+
+        Raises `InvalidArgument` as `tables.bind` does.
+        """
+        rows: list[Any] = []
+
+        def room(nbytes: int) -> Span:
+            with _on(self._cupy, self.device, stream):
+                rows.append(self._cupy.empty(nbytes, np.uint8))
+            return span(rows[0])
+
+        found = Calls(rows)
+        for number, stage in enumerate(stages(steps, regions, arena, room, self._shelf, self._recipes)):
+            table = self._tables.setdefault((stream, number), Table())
+            table.put(stage.bound, self._kernel, found, stream, driver)
+        return found
+
+    def close(self, driver: Device) -> None:
+        """Gives the tables of streams back; the device has to be current."""
+        tables, self._tables = list(self._tables.values()), {}
+        for table in tables:
+            table.close(driver)
 
     def _kernel(self, bound: Bound | Between) -> Any:
         if bound.key not in self._kernels:

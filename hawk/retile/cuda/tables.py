@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from math import gcd, prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hawk.errors import InvalidArgument
 from hawk.retile import numpy_core
-from hawk.retile.cuda import source
 from hawk.retile.cuda.bases import bases_of
+from hawk.retile.cuda.bound import Bound, Part, joined
 from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.spec import VECTOR, Axis, Spec
 from hawk.retile.nests import factor
@@ -22,7 +22,7 @@ from hawk.retile.program import Pieces
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,37 +48,8 @@ _COLUMNS = tuple(f.name for f in fields(Pieces))
 _LARGEST_UNIT = 4096
 
 
-@dataclass(frozen=True)
-class Bound:
-    """One launch.
-
-    table     what the kernel reads, `uint8[n]`; it has to lie at a multiple of `VECTOR`
-    parts     `uint32[programs, len(PART_FIELDS)]`
-    blocks    of threads
-    """
-
-    specs: tuple[Spec, ...]
-    table: NDArray[np.uint8]
-    parts: NDArray[np.uint32]
-    blocks: int
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Of the kernel, which launches with the same have in common."""
-        return self.specs
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block."""
-        return source.shared_bytes(self.specs)
-
-    def text(self, under: str | None = None) -> str:
-        """Of the kernel; see `hawk.retile.cuda.source.text`."""
-        return source.text(self.specs, under)
-
-
 def bind(
-    steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, shelf: Shelf[_Part] | None = None
+    steps: Iterable[Step | RowsStep], regions: Sequence[Span], arena: Span, shelf: Shelf[Part] | None = None
 ) -> list[Bound]:
     """The launches that carry out `steps` from `regions` into `arena`, which begins at the chunk's first byte.
 
@@ -100,114 +71,107 @@ def bind(
                 expected="steps of one program; hawk.retile.cuda.through takes both",
             )
         if len(step.pieces):
-            p = step.program
-            kind = p.loops, p.src_codec, p.dst_codec, p.src_elements, p.dst_elements, id(step.pieces)
-            kinds.setdefault(kind, []).append(step)
-    parts = [_known(*kind, regions, arena, shelf) for kind in _coupled(list(kinds.values()))]
-    return [_joined(parts[i : i + MAX_PARTS]) for i in range(0, len(parts), MAX_PARTS)]
+            kinds.setdefault(kind_of(step.program, step.pieces), []).append(step)
+    parts = []
+    for kind in kinds.values():
+        bases, room = bases_of(kind, regions, arena)
+        parts.append(Kind(kind[0].program, kind[0].pieces, len(kind[0].src_offset), bases, room, kind))
+    found = [part(*kind, shelf) for kind in coupled(parts, _shift)]
+    return [joined(found[i : i + MAX_PARTS]) for i in range(0, len(found), MAX_PARTS)]
 
 
-class _Kind(NamedTuple):
-    """Steps that share their pieces, and further pieces that are moved with each of them, or None."""
+def kind_of(program: Program, pieces: Pieces) -> object:
+    """What steps have in common that one part of a launch carries out."""
+    p = program
+    return p.loops, p.src_codec, p.dst_codec, p.src_elements, p.dst_elements, id(pieces)
 
-    steps: list[Step]
-    others: Pieces | None
+
+class Kind(NamedTuple):
+    """Steps that share their pieces; `own` is what whoever made it knows them by.
+
+    bases    `int64[steps, channels of both sides]`, those of the `sources` first
+    room     the fewest bytes behind them, by channel
+    """
+
+    program: Program
+    pieces: Pieces
+    sources: int
+    bases: I64
+    room: list[int]
+    own: Any
 
 
-def _coupled(kinds: list[list[Step]]) -> list[_Kind]:
+def coupled(
+    kinds: Sequence[Kind], shift: Callable[[Kind, Kind], int | None]
+) -> list[tuple[Kind, Kind | None, Pieces | None]]:
     """Kinds that fill the same places of the same pages in turn, as K and V do in words of both, made one.
 
-    Apart each would write parts of words, which costs memory a read and a write of the whole.
+    Apart each would write parts of words, which costs memory a read and a write of the whole.  Behind a kind stands
+    that which is moved with it, and the pieces of that as seen from the bases of the first.
+
+    shift    how many bytes farther on in the source than each step of one kind the other's begins, where they have the
+             same target; else None
     """
-    found: list[_Kind] = []
+    found: list[tuple[Kind, Kind | None, Pieces | None]] = []
     left = list(kinds)
     while left:
         first = left.pop(0)
         for i, second in enumerate(left):
-            others = _beside(first, second)
+            others = _beside(first, second, shift)
             if others is not None:
-                del left[i]
-                found.append(_Kind(first, others))
+                found.append((first, left.pop(i), others))
                 break
         else:
-            found.append(_Kind(first, None))
+            found.append((first, None, None))
     return found
 
 
-def _beside(a: list[Step], b: list[Step]) -> Pieces | None:
-    """The pieces of `b` as seen from the bases of `a`, where both lie side by side in every page of the target."""
-    p, q = a[0], b[0]
-    if p.program.loops != q.program.loops or p.program.src_codec != q.program.src_codec or len(a) != len(b):
-        return None
-    if p.program.dst_codec != q.program.dst_codec or p.program.dst_codec.group > 1:
-        return None
+def _shift(a: Kind, b: Kind) -> int | None:
     shifts = set()
-    for x, y in zip(a, b, strict=True):
+    for x, y in zip(a.own, b.own, strict=True):
         if x.src_region != y.src_region or x.dst_offset != y.dst_offset or len(x.src_offset) != 1:
             return None
         shifts.add(y.src_offset[0] - x.src_offset[0])
-    same = all(
-        np.array_equal(getattr(p.pieces, n), getattr(q.pieces, n))
-        for n in ("dst_channel", "dst_page", "lo", "hi", "cols")
-    )
-    apart = q.pieces.dst_start - p.pieces.dst_start
-    if not same or len(shifts) != 1 or min(shifts) < 0 or (apart != apart[0]).any() or apart[0] <= 0:
+    return shifts.pop() if len(shifts) == 1 else None
+
+
+def _beside(a: Kind, b: Kind, shift: Callable[[Kind, Kind], int | None]) -> Pieces | None:
+    """The pieces of `b` as seen from the bases of `a`, where both lie side by side in every page of the target."""
+    p, q = a.program, b.program
+    if p.loops != q.loops or p.src_codec != q.src_codec or len(a.bases) != len(b.bases):
         return None
-    reads = q.pieces.hi > 0
-    return replace(q.pieces, src_page=np.where(reads, q.pieces.src_page + min(shifts), 0))
+    if p.dst_codec != q.dst_codec or p.dst_codec.group > 1 or len(a.pieces) != len(b.pieces):
+        return None
+    columns = ("dst_channel", "dst_page", "lo", "hi", "cols")
+    if not all(np.array_equal(getattr(a.pieces, n), getattr(b.pieces, n)) for n in columns):
+        return None
+    apart = b.pieces.dst_start - a.pieces.dst_start
+    by = shift(a, b)
+    if by is None or by < 0 or (apart != apart[0]).any() or apart[0] <= 0:
+        return None
+    return replace(b.pieces, src_page=np.where(b.pieces.hi > 0, b.pieces.src_page + by, 0))
 
 
-class _Part(NamedTuple):
-    """Steps of one kind; `sections` in the order of `PART_FIELDS` from `base` on."""
-
-    spec: Spec
-    units: int
-    steps: int
-    sections: tuple[NDArray[np.generic], ...]
-
-
-def _joined(parts: list[_Part]) -> Bound:
-    found, sections, at = np.zeros((len(parts), 6), np.uint32), [], 0
-    for i, part in enumerate(parts):
-        found[i, :2] = part.units, part.steps
-        for k, section in enumerate(part.sections):
-            raw = np.ascontiguousarray(section).reshape(-1).view(np.uint8)
-            found[i, 2 + k] = at // VECTOR
-            padded = np.zeros(-(-len(raw) // VECTOR) * VECTOR, np.uint8)
-            padded[: len(raw)] = raw
-            sections.append(padded)
-            at += len(padded)
-    table = np.concatenate(sections) if sections else np.zeros(VECTOR, np.uint8)
-    return Bound(tuple(p.spec for p in parts), table, found, sum(p.units * p.steps for p in parts))
-
-
-def _known(
-    steps: list[Step], others: Pieces | None, regions: Sequence[Span], arena: Span, shelf: Shelf[_Part] | None
-) -> _Part:
-    """`_part`, from the shelf where only the bases differ from what lies there."""
-    bases, room = bases_of(steps, regions, arena)
+def part(kind: Kind, _: Kind | None, others: Pieces | None, shelf: Shelf[Part] | None) -> Part:
+    """The part of a launch; from the shelf where only the bases differ from what lies there."""
+    program, pieces, sources, bases, room, _own = kind
     if shelf is None or others is not None:
-        return _part(steps, others, bases, room)
-    channels = len(steps[0].src_offset)
+        return _part(kind, others)
     key = (
-        id(steps[0].program),
-        id(steps[0].pieces),
-        channels,
-        *(
-            gcd(VECTOR, int(np.gcd.reduce(side.ravel())))
-            for side in (bases[:, :channels], bases[:, channels:])
-        ),
+        id(program),
+        id(pieces),
+        sources,
+        *(gcd(VECTOR, int(np.gcd.reduce(side.ravel()))) for side in (bases[:, :sources], bases[:, sources:])),
     )
     found = shelf.find(key, room)
     if found is None:
-        found = _part(steps, others, bases, room)
-        shelf.keep(key, room, found, (steps[0].program, steps[0].pieces))
-    return found._replace(steps=len(steps), sections=(bases, *found.sections[1:]))
+        found = _part(kind, others)
+        shelf.keep(key, room, found, (program, pieces))
+    return found._replace(steps=len(bases), sections=(bases, *found.sections[1:]))
 
 
-def _part(steps: list[Step], others: Pieces | None, bases: I64, room: list[int]) -> _Part:
-    program, pieces = steps[0].program, steps[0].pieces
-    src_channels = len(steps[0].src_offset)
+def _part(kind: Kind, others: Pieces | None) -> Part:
+    program, pieces, src_channels, bases, room, _ = kind
     numpy_core.check(program, pieces, room[:src_channels], room[src_channels:])
     most = UNIT_BYTES
     if others is not None:
@@ -234,7 +198,7 @@ def _part(steps: list[Step], others: Pieces | None, bases: I64, room: list[int])
     table = np.concatenate(words, axis=1)
     table[partial] = -1  # all bits set, which no word has, so that nothing else has to say it
     table = table.astype(np.uint64 if wide else np.uint32)
-    return _Part(spec, len(whole), len(steps), (bases, table, flags, rows[partial]))
+    return Part(spec, len(whole), len(bases), (bases, table, flags, rows[partial]))
 
 
 def _spec(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from hawk.retile import scaling
 from hawk.retile.cuda import source
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.spec import THREADS
-from hawk.retile.cuda.tables import Bound, bind
+from hawk.retile.cuda.tables import bind
 from hawk.retile.rows import RowsStep
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.retile.cpu import Step
+    from hawk.retile.cuda.bound import Bound
+    from hawk.retile.cuda.recipes import Recipes
     from hawk.retile.cuda.shelf import Shelf
     from hawk.retile.program import Pieces, Program
     from hawk.retile.rows import Tensor
@@ -75,9 +77,15 @@ def text(under: str | None = None) -> str:
 class Between:
     """A launch of the kernel between; what it has in common with `hawk.retile.cuda.tables.Bound` is named alike."""
 
-    table: NDArray[np.uint8]
+    front: ClassVar[NDArray[np.int64]] = np.zeros(0, np.int64)
+    rest: NDArray[np.uint8]
     parts: NDArray[np.uint32]
     blocks: int
+
+    @property
+    def table(self) -> NDArray[np.uint8]:
+        """What the kernel reads."""
+        return self.rest
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -108,13 +116,18 @@ def stages(
     arena: Span,
     room: Callable[[int], Span],
     shelf: Shelf[Any] | None = None,
+    recipes: Recipes | None = None,
 ) -> list[Stage]:
     """The launches that carry out `steps`, one after the other, from `regions` into `arena`.
 
-    room     lends so many bytes for rows, where there are steps through them; called once
+    room              lends so many bytes for rows, where there are steps through them; called once
+    shelf, recipes    what was worked out before
 
     Raises `InvalidArgument` as `hawk.retile.cuda.tables.bind` does.
     """
+    lies = getattr(steps, "lies", None)  # of plain steps alone
+    if recipes is not None and lies is not None:
+        return [Stage(bound, True, True) for bound in recipes.bind(steps, lies, regions, arena, shelf)]
     plain: list[Step] = []
     through: list[_Placed] = []
     for step in steps:

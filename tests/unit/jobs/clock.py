@@ -85,6 +85,9 @@ class _Inline:
     async def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    def soon(self, function: Any) -> None:
+        function()
+
     async def run_steps(self, steps: Any, regions: Any, arena: Any) -> None:
         for step in steps:
             run_step(step, regions, arena)
@@ -94,6 +97,7 @@ def without_threads(made: Rig) -> None:
     """The rig plans and retiles in the loop from now on."""
     inline: Any = _Inline()
     made.planner.call = inline.call  # type: ignore[method-assign]
+    made.planner.soon = inline.soon  # type: ignore[method-assign]
     made.retiler.run_steps = inline.run_steps  # type: ignore[method-assign]
 
 

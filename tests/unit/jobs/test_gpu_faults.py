@@ -16,6 +16,7 @@ from hawk.memory import cuda_driver, cuda_marks
 from hawk.memory.cuda import CudaMemory, DeviceRegion
 from hawk.memory.cuda_arrays import CudaArray
 from hawk.memory.region import Region
+from hawk.retile.cuda.lanes import Calls
 from tests.fake_cuda import FakeCuda
 
 REFUSED = 801
@@ -29,11 +30,14 @@ class Copies:
     def __init__(self, driver: FakeCuda) -> None:
         self._driver = driver
 
-    def prepare(self, steps: object, regions: object, arena: tuple[int, int], stream: int) -> object:
-        def launch(stream: int) -> None:
-            self._driver.put(stream, lambda: ctypes.memmove(arena[0], BYTES.ctypes.data, CHUNK) and None)
+    def calls(
+        self, steps: object, regions: object, arena: tuple[int, int], stream: int, driver: FakeCuda
+    ) -> Calls:
+        work = lambda: ctypes.memmove(arena[0], BYTES.ctypes.data, CHUNK) and None  # noqa: E731
+        return Calls(then=[("put", stream, work)])
 
-        return SimpleNamespace(launch=launch)
+    def close(self, driver: FakeCuda) -> None:
+        pass
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from hawk.memory import cuda, cuda_marks
 from hawk.memory.cuda import DeviceRegion
 from hawk.memory.cuda_arrays import CudaArray
 from hawk.memory.region import Region
+from hawk.retile.cuda.lanes import Calls
 from tests.fake_cuda import FakeCuda
 
 CHUNK = 1 << 16
@@ -34,7 +35,7 @@ def nothing_is_left(driver: FakeCuda) -> Iterator[None]:
 
 @pytest.fixture
 async def gpus(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: None))
+    monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Nothing()))
     arena = Region("arena", np.zeros(1 << 18, np.uint8))
     made = Gpus(arena, CHUNK, scrub=False, on_lost=lambda gpu, error: None)
     yield made
@@ -138,8 +139,11 @@ async def test_marks_that_nobody_claims_are_bounded(
 
 async def test_a_gpu_without_room_for_rows_says_so(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
-        def prepare(self, *_: object) -> object:
+        def calls(self, *_: object) -> object:
             raise MemoryError("out of memory allocating 512 bytes")
+
+        def close(self, driver: FakeCuda) -> None:
+            pass
 
     monkeypatch.setattr(Gpus, "make", staticmethod(lambda number: Full()))
     gpus = Gpus(Region("arena", np.zeros(1 << 16, np.uint8)), CHUNK, scrub=False, on_lost=lambda *_: None)
@@ -152,11 +156,11 @@ async def test_a_gpu_without_room_for_rows_says_so(driver: FakeCuda, monkeypatch
 class Nothing:
     """Kernels that write nothing."""
 
-    def prepare(self, *_: object) -> Nothing:
-        return self
+    def calls(self, *_: object) -> Calls:
+        return Calls()
 
-    def launch(self, stream: int) -> None:
-        return None
+    def close(self, driver: FakeCuda) -> None:
+        pass
 
 
 @pytest.mark.parametrize(("scrub", "left"), [(True, 0), (False, 0xEE)])

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from hawk.layouts import CacheShape, Layout, load
+from hawk.memory.groups import GroupedSegments
 from hawk.plan.repeat import SourcePlans, TargetPlans
+from hawk.plan.segments import laid, laid_again
 from hawk.plan.source import retile_steps
 from hawk.plan.target import split, target_chunk
-from hawk.plan.types import Placement, Selection
+from hawk.plan.types import Chunk, Placement, Selection
 from hawk.retile.program import Pieces
 
 SHARED = """
@@ -64,6 +66,10 @@ def test_every_chunk_is_as_if_planned_alone(
             for name in ("channel", "arena", "target", "nbytes", "channel_bytes"):
                 assert np.array_equal(getattr(got, name), getattr(right, name))
         steps = out.plan(planned)
+        lies = steps.lies()
+        for name, column in (("src_region", "region"), ("src_offset", "offset"), ("dst_offset", "target")):
+            assert getattr(lies, column).tolist() == [list(getattr(step, name)) for step in steps], name
+        assert (out.plan(planned).lies().kinds is lies.kinds) == (target != "shared")
         for step, expected in zip(
             steps, retile_steps(src, src_blocks, where, alone, dst_blocks), strict=True
         ):
@@ -71,3 +77,36 @@ def test_every_chunk_is_as_if_planned_alone(
                 assert getattr(step, name) == getattr(expected, name), name
             for name in (f.name for f in fields(Pieces)):
                 assert np.array_equal(getattr(step.pieces, name), getattr(expected.pieces, name)), name
+
+
+def spread(layout, even: bool) -> Placement:
+    """Buffers one behind the other in every channel, or one of them elsewhere."""
+    shape = (layout.buffer_count, layout.channels)
+    offset = np.repeat(np.arange(shape[0], dtype=np.int64)[:, None], shape[1], axis=1) << 32
+    if not even:
+        offset[-1] += 64
+    return Placement(np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)), offset)
+
+
+@pytest.mark.parametrize("blocks", [9, 3000])
+@pytest.mark.parametrize("even", [True, False])
+def test_what_a_chunk_writes_is_worked_out_from_one_like_it(blocks: int, even: bool) -> None:
+    shape = CacheShape(layers=6, heads=2, dim=64, block_size=32, blocks=1 << 15)
+    dst = load("tenstorrent/kv").compile(shape, channels=7)
+    table = np.random.default_rng(1).permutation(1 << 15)[:blocks]
+    selection = Selection(layer=0, layers=6, token=3, tokens=32 * blocks - 3)
+    into, where = TargetPlans(dst, table, selection), spread(dst, even)
+    extents = [(0,)] * dst.channels
+    first, *others = (into.plan(chunk) for chunk in (Chunk(layer, 2, 0, blocks) for layer in (0, 2, 4)))
+    known = first, *laid(first, where, extents)
+    assert isinstance(known[1], GroupedSegments) == (blocks == 3000)
+    for number, planned in enumerate(others):
+        again = laid_again(known, planned, where)
+        if number == 1 and not even:
+            assert again is None
+            continue
+        for got, right in zip(again, laid(planned, where, extents), strict=True):
+            for name in ("region", *(("local", "remote") if got is again[0] else ("start",)), "nbytes"):
+                assert np.array_equal(getattr(got, name), getattr(right, name)), name
+    elsewhere = TargetPlans(dst, table[::-1].copy(), selection).plan(Chunk(2, 2, 0, blocks))
+    assert laid_again(known, elsewhere, where) is None

@@ -147,7 +147,7 @@ async def test_a_lost_gpu_fails_its_reads_and_says_so(driver: FakeCuda) -> None:
         link = await ends.reading.connect(ends.serving.endpoint, timeout=5.0)
         grant = ends.serving.grant(0, 1 << 20)
         segments = Segments.of([(0, 0, 0, 64)])
-        driver.fail["reached", 1] = ILLEGAL
+        driver.fail["outwait", 1] = ILLEGAL
         with pytest.raises(DeviceLost):
             await link.read(grant.key, segments, memory.regions, timeout=5.0)
         assert "failed" in (ends.reading.trouble() or "")

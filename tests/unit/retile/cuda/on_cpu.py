@@ -102,7 +102,7 @@ class Kernels:
         for one in self.bound(steps, regions, arena):
             assert self.launch(*one, seed) == 0, "an access outside, or not aligned"
 
-    def bound(self, steps, regions, arena, shelf=None):
+    def bound(self, steps, regions, arena, shelf=None, recipes=None):
         """Every launch, and the memory that it reads and writes."""
         rows = []
 
@@ -110,5 +110,5 @@ class Kernels:
             rows.append(aligned(nbytes, 0xEE))
             return span(rows[0])
 
-        found = stages(steps, [span(r) for r in regions], span(arena), room, shelf)
+        found = stages(steps, [span(r) for r in regions], span(arena), room, shelf, recipes)
         return [(s.bound, regions if s.source else rows, arena if s.target else rows[0]) for s in found]

@@ -120,7 +120,7 @@ def test_rows_of_several_steps_share_what_room_there_is(kernels, monkeypatch):
     src, dst = pair(scaled.TOKEN, "fp8_e4m3fn", scaled.GROUPS, "int8")
     lent = []
 
-    def counted(steps, regions, arena, room, shelf=None):
+    def counted(steps, regions, arena, room, shelf=None, recipes=None):
         def asked(nbytes):
             lent.append(nbytes)
             return room(nbytes)
