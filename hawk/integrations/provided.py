@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hawk.cache import CacheSpec
-from hawk.errors import ConfigError, HawkError, RegistrationFailed
+from hawk.errors import ConfigError, HawkError, InvalidArgument, RegistrationFailed
 from hawk.handles import Cache
 from hawk.integrations.settings import WHERE
 from hawk.observe.log import get as get_log
@@ -71,6 +71,13 @@ class Wanted:
         Raises `InvalidArgument`, or `LayoutError` for a layout that is none.
         """
         size = block_size or self.block_size
+        if size < 1 or self.block_size % size:
+            raise InvalidArgument(
+                "one block of the engine has to be a whole number of the cache's",
+                field="block_size",
+                got=size,
+                expected=f"{self.block_size}, or a divisor of it",
+            )
         fields: dict[str, Any] = {
             "blocks": self.blocks * self.block_size // size,
             "kvs": self.kvs,
@@ -149,7 +156,7 @@ def register(engine: Engine, provider: Provider, wanted: Wanted, *, consumers: i
 
 
 def checked(cache: object, client: Client, wanted: Wanted) -> Cache:
-    """The cache, if it is one of this client's that holds what is wanted; else raises `RegistrationFailed`."""
+    """The cache, if it holds what is wanted; else raises `RegistrationFailed`; of another client, `InvalidArgument`."""
     if not isinstance(cache, Cache):
         raise RegistrationFailed(
             "no cache was provided",

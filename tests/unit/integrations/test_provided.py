@@ -24,6 +24,9 @@ from tests.unit.integrations.test_engine import until
 
 HERE = "tests.unit.integrations.test_provided"
 NPU = {"kind": "emulated-npu", "capacity": "4MiB", "channels": 7}
+WANTED = Wanted(
+    names=("a", "b"), heads=2, dim=8, kvs=2, block_size=16, blocks=8, part=Part.of(2, 2), given={"a": 1}
+)
 MADE: list[tuple[hawk.Cache, Wanted]] = []
 
 
@@ -49,8 +52,12 @@ async def in_blocks_that_do_not_divide(client: hawk.Client, wanted: Wanted) -> h
     return await client.allocate(wanted.spec("tenstorrent/kv").replace(block_size=12), memory="npu0")
 
 
+async def in_blocks_that_are_asked_for_and_do_not_divide(client: hawk.Client, wanted: Wanted) -> hawk.Cache:
+    return await client.allocate(wanted.spec("tenstorrent/kv", block_size=32), memory="npu0")
+
+
 async def of_another_part(client: hawk.Client, wanted: Wanted) -> hawk.Cache:
-    spec = wanted.spec("tenstorrent/kv", part=Part.of(4, 3, tp_rank=1, tp_size=2))
+    spec = wanted.spec("tenstorrent/kv", part=Part.of(4, 2, tp_rank=1, tp_size=2))
     return await client.allocate(spec, memory="npu0")
 
 
@@ -154,28 +161,32 @@ def test_what_is_not_needed_is_given_back_and_what_fails_is_named(vllm: None, sh
         assert d.invalid == {2, 3}
 
 
-@pytest.mark.parametrize(
-    ("provider", "error", "says"),
-    [
-        ("two_blocks_short", RegistrationFailed, r"cache\.blocks.*got.*6.*8 or more"),
-        ("with_other_dims", RegistrationFailed, r"cache\.dim.*16.*8"),
-        ("in_blocks_that_do_not_divide", RegistrationFailed, r"cache\.block_size.*12.*16, or a divisor"),
-        ("of_another_part", RegistrationFailed, r"cache\.part"),
-        ("as_arrays", RegistrationFailed, r"no cache was provided.*list"),
-        ("with_a_bug", RegistrationFailed, r"failed.*no such chip"),
-        ("of_another_client", InvalidArgument, r"another client"),
-        ("in_memory_that_is_not_there", HawkError, r"npu7"),
-        ("forgotten", ConfigError, r"extra_config\.cache.*forgotten"),
-    ],
-)
-def test_what_is_no_cache_for_the_engine_is_refused(
-    provider: str, error: type[HawkError], says: str, vllm: None, short_path: Path
-) -> None:
-    from hawk.integrations.vllm import HawkConnector
+REFUSED: list[tuple[str, type[HawkError], str]] = [
+    ("two_blocks_short", RegistrationFailed, r"cache\.blocks.*got.*6.*8 or more"),
+    ("with_other_dims", RegistrationFailed, r"cache\.dim.*16.*8"),
+    ("in_blocks_that_do_not_divide", RegistrationFailed, r"cache\.block_size.*12.*16, or a divisor"),
+    (
+        "in_blocks_that_are_asked_for_and_do_not_divide",
+        InvalidArgument,
+        r"block_size.*32.*16, or a divisor",
+    ),
+    ("of_another_part", RegistrationFailed, r"cache\.part"),
+    ("as_arrays", RegistrationFailed, r"no cache was provided.*list"),
+    ("with_a_bug", RegistrationFailed, r"failed.*no such chip"),
+    ("of_another_client", InvalidArgument, r"another client"),
+    ("in_memory_that_is_not_there", HawkError, r"npu7"),
+    ("forgotten", ConfigError, r"extra_config\.cache.*forgotten"),
+]
 
-    with contextlib.closing(decode(short_path, provider)) as d:
-        with pytest.raises(error, match=f"(?s){says}"):
-            d.start(HawkConnector)
+
+def test_what_is_no_cache_for_the_engine_is_refused(short_path: Path) -> None:
+    said = extra(short_path)
+    said["hawk"]["memory"] = {"npu0": NPU}
+    with contextlib.closing(Engine(read_settings(said), name="d", role="decode")) as engine:
+        engine.start()
+        for provider, error, says in REFUSED:
+            with pytest.raises(error, match=f"(?s){says}"):
+                register(engine, find(f"{HERE}:{provider}"), WANTED, consumers=1)
 
 
 def test_values_of_another_width_are_refused(vllm: None, short_path: Path) -> None:
@@ -208,9 +219,6 @@ def test_a_cache_that_went_with_its_agent_is_not_taken_for_a_new_one(
     monkeypatch.setattr("hawk.integrations.keeping.AGAIN", 0.02)
     said = extra(short_path)
     said["hawk"]["memory"] = {"npu0": NPU}
-    wanted = Wanted(
-        names=("a", "b"), heads=2, dim=8, kvs=2, block_size=16, blocks=4, part=Part.of(2, 2), number=0
-    )
 
     async def provide(client: hawk.Client, wanted: Wanted) -> hawk.Cache:
         return await client.allocate(wanted.spec("tenstorrent/kv"), memory="npu0")
@@ -224,7 +232,7 @@ def test_a_cache_that_went_with_its_agent_is_not_taken_for_a_new_one(
     beside = Engine(read_settings({"agent": f"ipc://{short_path}/d.sock"}), name="d", role="decode")
     with contextlib.closing(agent()) as first, contextlib.closing(beside):
         beside.start()
-        register(beside, provide, wanted, consumers=1)
+        register(beside, provide, WANTED, consumers=1)
         (keeper,) = beside._tasks
         over = threading.Event()
         beside._loop.call_soon_threadsafe(keeper.add_done_callback, lambda _: over.set())
