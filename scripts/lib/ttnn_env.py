@@ -25,6 +25,7 @@ UMD = os.environ.get("HAWK_TT_UMD") or "tt-umd==0.9.14"
 PART = "ttnn"
 NEEDED_MB = 1500
 WANTED = (3, 12)
+HERE = "--with-this-python"
 
 
 class TtnnEnvironment(Environment):
@@ -109,11 +110,11 @@ def ensure(env: TtnnEnvironment) -> None:
     """Sets up what is missing."""
     if env.ready({PART}):
         return
-    python = find_python(os.environ.get("HAWK_PYTHON312"))
-    if not _same(python, sys.executable):
+    if HERE not in sys.argv:
         # The environment is made by the Python that it is to have.
+        python = find_python(os.environ.get("HAWK_PYTHON312"))
         sys.stdout.flush()
-        os.execv(python, [python, str(Path(__file__).resolve())])
+        os.execv(python, [python, str(Path(__file__).resolve()), HERE])
     venv_setup._check_place(env, NEEDED_MB)
     with venv_setup._lock(env):
         if env.ready({PART}):
@@ -127,10 +128,6 @@ def ensure(env: TtnnEnvironment) -> None:
             say("no compiler for kernels is here: a stand-in opens mock devices, kernels do not run")
         env.finish({PART})
         say("set-up done")
-
-
-def _same(one: str, other: str) -> bool:
-    return Path(one).resolve() == Path(other).resolve() and sys.version_info[:2] == WANTED
 
 
 def main() -> None:

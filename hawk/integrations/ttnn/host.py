@@ -54,7 +54,7 @@ class HostTensors:
         model     says order of K, number type, block size and extents
         mesh      a mesh device over whose chips the heads are split, or None for one chip
 
-        Raises as `alloc` does.
+        Making it takes eight bytes an element for a moment: keep it, and fetch into it again.  Raises as `alloc` does.
         """
         return cls.alloc(model.request_spec(count(tokens, "tokens")), mesh=mesh, request=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,7 @@ class PagedCache:
     def __init__(
         self, tensors: Sequence[Sequence[Any]], model: ModelCache | str, *, k_order: str | None = None
     ) -> None:
-        self.model = (
-            load_cache(model)
-            if isinstance(model, str)
-            else instance(model, ModelCache, "model", "a ModelCache, or its name")
-        )
+        self.model = _known(model)
         if k_order is not None and k_order != self.model.k_order:
             raise InvalidArgument(
                 f"{self.model.name} keeps K in another order",
@@ -50,12 +47,20 @@ class PagedCache:
                 expected=self.model.k_order,
                 hint="A file of one's own says another order, and the layout that has it (docs/client.md)",
             )
-        self.tensors = [tuple(pair) for pair in tensors]
+        self.tensors = [
+            tuple(instance(pair, Iterable, f"kv[{i}]", "K and V"))  # type: ignore[type-abstract]
+            for i, pair in enumerate(instance(tensors, Iterable, "kv", "K and V of each layer"))  # type: ignore[type-abstract]
+        ]
         if len(self.tensors) != self.model.model.layers:
             raise self._wrong("kv", len(self.tensors), f"{self.model.model.layers} layers")
         for layer, pair in enumerate(self.tensors):
             if len(pair) != self.model.model.kvs:
                 raise self._wrong(f"kv[{layer}]", len(pair), f"{self.model.model.kvs} tensors")
+            for kv, tensor in enumerate(pair):
+                if not callable(getattr(tensor, "device", None)) or tensor.device() is None:
+                    raise self._wrong(
+                        f"kv[{layer}].{_NAMES[kv]}", type(tensor).__name__, "a tensor on a device"
+                    )
         self.device = self.tensors[0][0].device()
         self.chips = chips(self.device)
         self.banks = banks(self.device)
@@ -75,7 +80,7 @@ class PagedCache:
         Deallocating one view deallocates all.  Raises `InvalidArgument`, `OutOfMemory`.
         """
         ttnn = api.library()
-        known = load_cache(model) if isinstance(model, str) else model
+        known = _known(model)
         count, group = banks(device), len(chips(device))
         spec = known.spec(blocks=blocks, tp_size=group, channels=count)
         compiled = spec.compile()
@@ -233,3 +238,10 @@ class PagedCache:
         return InvalidArgument(
             f"{self.model.name} would misread this cache", field=field, got=got, expected=expected
         )
+
+
+def _known(model: object) -> ModelCache:
+    """The model's cache, or the one of that name."""
+    if isinstance(model, str):
+        return load_cache(model)
+    return instance(model, ModelCache, "model", "a ModelCache, or its name")

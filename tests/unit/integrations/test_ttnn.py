@@ -289,6 +289,23 @@ def test_layers_layout_and_memory_are_looked_at(ttnn):
         PagedCache.alloc(fake_ttnn.Mesh(chips=3), known, 4)
 
 
+def test_what_is_no_cache_is_refused(ttnn):
+    known = load_cache(LLAMA).with_layers(1)
+    host = fake_ttnn.Tensor(np.zeros((1, 1, 32, 32), np.float32), "bfloat16")
+    for tensors, field in (
+        (None, "kv"),
+        ([None], "kv[0]"),
+        ([[1, 2]], "kv[0].k"),
+        ([[host, host]], "kv[0].k"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            PagedCache(tensors, known)
+        assert caught.value.field == field
+    for model_of in (None, 3):
+        with pytest.raises(InvalidArgument, match="model"):
+            PagedCache.alloc(fake_ttnn.Mesh(), model_of, 4)
+
+
 def test_tensors_of_another_model_are_not_filled_in(ttnn):
     mesh = fake_ttnn.Mesh()
     cache = PagedCache.alloc(mesh, LLAMA_CUT, 4)
