@@ -248,6 +248,8 @@ class Connection:
             ) from None
         finally:
             del self._calls[number]
+            if future.done() and not future.cancelled():
+                future.exception()  # where the call ended otherwise, nobody asks for it any more
         if isinstance(got, Failed):
             raise from_wire(got.error)
         if not isinstance(got, answer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import signal
 
 import numpy as np
@@ -196,3 +198,27 @@ async def test_heartbeats_keep_a_short_lease(site: Site) -> None:
         assert (await job).tokens == 256
         moved = c.Moved(source, np.arange(16), [5, 6, 7, 8], 0, 256)
         c.check(device, c.target_spec(), moved, guards=[device])
+
+
+async def test_a_client_that_is_closed_as_its_agent_dies_leaves_no_error_behind(site: Site) -> None:
+    """What a call would have raised is nobody's to ask for once the call has ended otherwise."""
+    decode = site.start("d0", {"memory.npu0": npu(8), "peers": {"p0": "tcp://127.0.0.1:9"}}, role="decode")
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    client = hawk.connect(decode.local)
+    await client.open()
+    device = await client.allocate(c.target_spec(), memory="npu0")
+    fetches = [
+        client.fetch(request=f"r{n}", source="p0", into=device, blocks=[n], wait=True, timeout="60s")
+        for n in range(4)
+    ]
+    for fetch in fetches:
+        await fetch.start()
+    decode.kill()
+    await client.close()
+    for fetch in fetches:
+        with pytest.raises(hawk.PeerLost):
+            await fetch
+    del client, device, fetches, fetch
+    gc.collect()
+    assert told == []
