@@ -26,18 +26,31 @@ def _free_port() -> int:
 
 
 class EtcdServer:
-    """One member, with what it has written in `folder`; it comes back at the same port with the same data."""
+    """One member, with what it has written in `folder`; it comes back at the same port with the same data.
 
-    def __init__(self, folder: Path, arguments: Sequence[str] = (), scheme: str = "http") -> None:
+    within, host, port   what its command line begins with, and where it listens; a free port if it is 0
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        scheme: str = "http",
+        *,
+        within: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self._folder = folder
+        self._within, self._host = within, host
         self._arguments = arguments
         self._scheme = scheme
-        self._port = 0
+        self._port = port
         self._process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self._port}"
+        return f"{self._scheme}://{self._host}:{self._port}"
 
     def start(self) -> None:
         """Returns once it serves clients."""
@@ -52,10 +65,19 @@ class EtcdServer:
 
     def _try(self) -> str:
         """Nothing once it serves clients; else what it said before it ended."""
-        here = f"{self._scheme}://127.0.0.1:{self._port}"
+        here = f"{self._scheme}://{self._host}:{self._port}"
         process = subprocess.Popen(
             [
-                *("etcd", "--data-dir", self._folder / "data", "--logger", "zap", "--log-outputs", "stderr"),
+                *(
+                    *self._within,
+                    "etcd",
+                    "--data-dir",
+                    self._folder / "data",
+                    "--logger",
+                    "zap",
+                    "--log-outputs",
+                    "stderr",
+                ),
                 *("--listen-client-urls", here, "--advertise-client-urls", here),
                 *("--listen-peer-urls", "http://127.0.0.1:0", *self._arguments),
             ],

@@ -62,6 +62,11 @@ MORE = (
     Tier(
         "model", "a real model's cache, there and back", ("torch", "transformers"), (), (TORCH, TRANSFORMERS)
     ),
+    Tier(
+        "cluster",
+        "five agents and etcd in network namespaces, restarted in turn and cut off",
+        programs=("etcd", "ip", "unshare"),
+    ),
     Tier("chaos", "two minutes of agents that are killed, stopped and cut off while they transfer"),
     Tier("lab", "RDMA and kernel modules in virtual machines", first=("scripts/lib/vmlab", "prepare")),
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
