@@ -17,7 +17,8 @@ from hawk.integrations.ttnn import HostTensors, PagedCache, api, reserve
 from hawk.integrations.ttnn.reserving import banks, chips
 from hawk.layouts import Layout, load
 from hawk.model_caches import ModelCache, load_cache
-from hawk.plan.shards import Model
+from hawk.plan.shards import Grid, Model
+from hawk.plan.shards import parts as plan_parts
 from tests.reference import tenstorrent as reference
 
 HF = "vllm/nhd"
@@ -104,6 +105,33 @@ def tiles(
         same = mine.shape == wanted.shape
         found.append(int((mine != wanted).sum()) if same else abs(mine.size - wanted.size) or mine.size)
     return found[0], found[1]
+
+
+def shares(name: str, tp: int, codec: str) -> list[str]:
+    """Chips of a mesh of `tp` whose share of a model's paged cache is not what `ShardTensorToMesh(mesh, dim=1)` makes.
+
+    HAWK's is what a job moves for that worker's part; the mesh needs no chips, for its tensors stay on the host.
+    """
+    ttnn = library()
+    model = load_cache(name).with_layers(1)
+    model = replace(model, codecs=(codec,))
+    pages = source(model.model.heads, 64, model.model.dim, blocks=4, seed=tp)
+    src = compile_for(pages, HF)
+    shape = ttnn.MeshShape(1, tp)
+    placed = ttnn.MeshMapperConfig([ttnn.PlacementReplicate(), ttnn.PlacementShard(1)], shape)
+    mapper = ttnn.create_mesh_mapper(shape, placed)
+    wrong = []
+    parts = plan_parts(model.model, Grid(), Grid(tp=tp))
+    for rank in range(tp):
+        dst = model.spec(blocks=4, tp_rank=rank, tp_size=tp, channels=banks(device())).compile()
+        (part,) = [p for p in parts if p.target == rank]
+        got = convert(pages, src, dst, selection=part.selection(4 * 64))
+        for kv in range(2):
+            theirs = api.shard_bytes(tensor(numbers(pages, 0, kv), codec, mesh_mapper=mapper), rank)
+            wanted = dealt(theirs, dst.page_bytes, dst.page_stride, dst.channels)
+            if not np.array_equal(got[dst.buffer(0, kv)], wanted):
+                wrong.append(f"chip {rank} kv {kv}")
+    return wrong
 
 
 @cache

@@ -21,6 +21,14 @@ def test_bytes_of_every_share_of_the_heads(on, chip, codec, block_size):
         assert on(chip, checks.tiles, heads, block_size, 128, codec, "tenstorrent/kv", BANKS[chip]) == (0, 0)
 
 
+@pytest.mark.parametrize("chip", ["p150", "p100", "n150"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b"])
+def test_the_shares_of_a_mesh_are_those_of_shard_tensor_to_mesh(on, chip, model):
+    for tp in (1, 2, 4, 8) if model != "qwen2.5-7b" else (1, 2, 4):
+        for codec in ("bf16", "bfp8_b", "bfp4_b"):
+            assert on(chip, checks.shares, f"tt_transformers/{model}", tp, codec) == []
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("kind", ["wide", "ties", "zeros"])
 def test_bytes_of_numbers_that_round_oddly(on, chip, kind):
