@@ -37,6 +37,7 @@ from hawk.control.messages import (
     Allocate,
     Allocated,
     BufferRef,
+    Forgo,
     Offer,
     Offered,
     Register,
@@ -215,6 +216,14 @@ class Client(Operator):
             if mark is not None:
                 drop(mark)  # one that the agent took is its own
         return OfferHandle(self, request, answer.ticket, cache.local)
+
+    async def forgo(self, request: str, claim: str, *, why: str = "") -> None:
+        """Says that no offer of the request will be made with `claim`, 32 hexadecimal digits.
+
+        Who waits for it, or comes later with a ticket that was written before the offer, gets `UnknownRequest` with
+        `why` as its reason instead of waiting for its deadline.  An offer that was made with it stays as it is.
+        """
+        await self.done(Forgo(0, request_id(request), text(claim, "claim", 32, shortest=32), why[:1024]))
 
     def fetch(
         self,

@@ -96,6 +96,7 @@ def modules(version: str = "0.32.0") -> dict[str, ModuleType]:
             KVConnectorMetadata=type("KVConnectorMetadata", (), {}),
             KVConnectorRole=Role,
             KVConnectorTransferResults=TransferResults,
+            KVConnectorWorkerMetadata=type("KVConnectorWorkerMetadata", (), {}),
             SupportsHMA=type("SupportsHMA", (), {}),
         ),
         _module(f"{base}.metrics", KVConnectorPromMetrics=PromMetrics, KVConnectorStats=Stats),
@@ -159,6 +160,30 @@ class FullAttentionSpec:
         self.__dict__.update(more)
 
 
+@dataclass
+class Block:
+    users: int = 0
+
+
+class Pool:
+    """vLLM's count of who uses which block."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = [Block() for _ in range(blocks)]
+
+    def touch(self, blocks: Any) -> None:
+        for block in blocks:
+            block.users += 1
+
+    def free_blocks(self, blocks: Any) -> None:
+        for block in blocks:
+            block.users -= 1
+            assert block.users >= 0
+
+    def used(self) -> list[int]:
+        return [number for number, block in enumerate(self.blocks) if block.users]
+
+
 class Engine:
     """A scheduler's and a worker's connector, a cache, and steps as vLLM takes them."""
 
@@ -204,10 +229,12 @@ class Engine:
             setattr(getattr(self.config, name.partition("__")[0]), name.partition("__")[2], value)
         self.finished: set[str] = set()
         self.requests: dict[str, Any] = {}
+        self.pool = Pool(blocks)
 
     def start(self, connector: Any) -> None:
         """Both halves are made, the caches registered, and the handshake is over."""
         self.scheduler = connector(self.config, Role.SCHEDULER, self.cache)
+        self.scheduler.bind_gpu_block_pool(self.pool)
         self.worker = connector(self.config, Role.WORKER, self.cache)
         self.worker.register_kv_caches(self.tensors)
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
@@ -261,6 +288,8 @@ class Engine:
         worker.wait_for_save()
         results: TransferResults = worker.get_transfer_results(finished)
         self.invalid = worker.get_block_ids_with_load_errors()
+        told = worker.build_connector_worker_meta()
+        self.scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=told))
         worker.clear_connector_metadata()
         return results
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hawk.control.messages import Offer, Offered, OfferEnded, Ticket, encode_ticket, unpack_blocks
 from hawk.errors import Aborted, AlreadyOffered, Draining, HawkError, InvalidArgument, UnknownRequest
-from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.offers import OfferEntry
+from hawk.jobs.past import Outcome
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.types import Selection
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hawk.agent.sessions import Session
     from hawk.control.messages import LayersReady
     from hawk.jobs.caches import CacheEntry
-    from hawk.jobs.offers import PastOffer
+    from hawk.jobs.past import PastOffer
 
 log = get_log("hawk.agent.offering")
 
@@ -152,7 +153,12 @@ async def withdraw(agent: Agent, session: Session, request: str, claim: str) -> 
     if _past(agent, session, claim) is not None:
         return
     entry = own(agent, session, request, claim)
-    why = Aborted("the prefill side withdrew the offer", by="the prefill side", request=request)
+    why = Aborted(
+        "the prefill side withdrew the offer",
+        by="the prefill side",
+        request=request,
+        outcome=Outcome.WITHDRAWN,
+    )
     agent.offers.end(entry, Outcome.WITHDRAWN, why)
     await entry.ended.wait()
 

@@ -25,6 +25,7 @@ from hawk.control.messages import (
     Done,
     Drain,
     Failed,
+    Forgo,
     LayersReady,
     LocalMessage,
     MemoryInfo,
@@ -40,7 +41,8 @@ from hawk.control.messages import (
 from hawk.control.passage import Passage
 from hawk.control.server import Server
 from hawk.errors import Aborted, BadFrame, Busy, ControlError, Draining, HawkError, InternalError, PeerLost
-from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.offers import OfferEntry
+from hawk.jobs.past import Outcome
 from hawk.jobs.probes import try_transports
 from hawk.jobs.scrub import wipe_cache
 from hawk.jobs.serving import LAST_WORDS
@@ -60,7 +62,7 @@ LOCAL_CODEC: Codec[LocalMessage] = Codec(msgspec.msgpack.Decoder(LocalMessage))
 MOST_CALLS = 1024
 """Calls of one client that may wait for their answers."""
 
-_AT_ONCE = (Offer, LayersReady, StartFetch, AskStatus, AskPeers, AskJobs)
+_AT_ONCE = (Offer, Forgo, LayersReady, StartFetch, AskStatus, AskPeers, AskJobs)
 """Calls that have nothing to wait for."""
 
 MOST_STRANGERS = 64
@@ -263,6 +265,8 @@ class Service:
         match message:
             case Offer():
                 return offering.offer(agent, session, message)
+            case Forgo(request=request, claim=claim, why=why):
+                agent.offers.forgo(request, claim, session.token, why)
             case LayersReady():
                 offering.layers_ready(agent, session, message)
             case StartFetch():

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+SILENT = "it is connected and says nothing"  # the reason where a server is there, and too busy to answer
+
+
 class State(enum.Enum):
     """Where a channel stands with the far end."""
 
@@ -95,6 +98,7 @@ class Channel(Generic[T]):
         self._beat = beat
         self._missed = 0
         self._broken = False
+        self._connection = False
         self._trouble = ""
         self._refused: VersionMismatch | None = None
         self._seq = 0
@@ -123,6 +127,11 @@ class Channel(Generic[T]):
     def trouble(self) -> str:
         """What keeps the server from being heard, as far as that is known; else empty."""
         return self._trouble if self._refused is None else str(self._refused)
+
+    @property
+    def reason(self) -> str:
+        """Why a question has no answer, as far as that is known; else empty."""
+        return self._trouble or (SILENT if self._connection else "")
 
     def start(self) -> None:
         """Begins to talk, on the running event loop."""
@@ -189,7 +198,7 @@ class Channel(Generic[T]):
             self._receive.poke()
 
     def _facts(self) -> dict[str, Any]:
-        return {"peer": self.peer or None, "address": self.address, "reason": self._trouble or None}
+        return {"peer": self.peer or None, "address": self.address, "reason": self.reason or None}
 
     def _unreachable(self, seconds: float) -> PeerUnreachable:
         if self._trouble == REFUSED:
@@ -331,11 +340,13 @@ class Channel(Generic[T]):
 
     def _connected(self) -> None:
         self._stop_retry()
+        self._connection = True
         self._trouble = ""
         self._asked = False
         self._woken()
 
     def _disconnected(self, why: str) -> None:
+        self._connection = False
         # A refusal is followed by the end of the connection, which says less.
         if why != BROKE or not self._trouble:
             self._trouble = why

@@ -6,6 +6,7 @@ batch a step.  It knows no clock, no agent and no memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,10 @@ class OfferOrder:
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:
-    """Bring tokens `[first, end)` of a request into `blocks` (entry i: tokens from i * block size)."""
+    """Bring tokens `[first, end)` of a request into `blocks` (entry i: tokens from i * block size).
+
+    transfer    the transfer's name, where the fetch may be there before the prefill is over; else empty
+    """
 
     key: str
     tickets: tuple[str, ...]
@@ -44,6 +48,7 @@ class FetchOrder:
     first: int
     end: int
     digest: str
+    transfer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,15 @@ class DropOrder:
     key: str
     tickets: tuple[str, ...]
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgoOrder:
+    """Tell who waits for this attempt at a transfer that it is not coming."""
+
+    transfer: str
+    attempt: int
+    why: str
 
 
 @dataclass(slots=True)
@@ -66,11 +80,14 @@ class Orders:
     offers: list[OfferOrder] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     drops: list[DropOrder] = field(default_factory=list)
+    forgone: list[ForgoOrder] = field(default_factory=list)
     withdraw: list[str] = field(default_factory=list)
     abandon: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.offers or self.fetches or self.drops or self.withdraw or self.abandon)
+        return bool(
+            self.offers or self.fetches or self.drops or self.forgone or self.withdraw or self.abandon
+        )
 
 
 @dataclass(slots=True)
@@ -90,6 +107,7 @@ class Books:
 
     engine    this engine's name, which its agents' names begin with
     model, grid    what is shared out among its workers
+    gone      numbers of workers that have no agent now: nothing is handed over
     """
 
     def __init__(self, engine: str, model: Model, grid: Grid) -> None:
@@ -97,6 +115,7 @@ class Books:
         self.model = model
         self.grid = grid
         self.workers: list[Worker] = []
+        self.gone: set[int] = set()
         self.counts: Counter[str] = Counter()
         self._prefills: dict[str, _Prefill] = {}
         self._remotes: dict[str, Remote | None] = {}
@@ -114,6 +133,13 @@ class Books:
                 log.warning("the transfer has a name of ours", request=key, reason=str(error))
                 transfer = ""
             self._prefills[key] = _Prefill(transfer or remote.new_transfer(), prompt, digest)
+
+    def refused(self, params: Mapping[str, Any], why: str) -> None:
+        """A request is not prefilled for another engine: who waits for it already is told."""
+        self.counts["bad_params"] += 1
+        with contextlib.suppress(HawkError):
+            if transfer := remote.text_of(params, "transfer_id"):
+                self._orders.forgone.append(ForgoOrder(transfer, 0, why))
 
     def scheduled(self, key: str, blocks: Iterable[int], *, anew: bool, end: int) -> None:
         """A step computes the request up to token `end`; `blocks` are new ones, or all of its blocks (`anew`)."""
@@ -149,7 +175,7 @@ class Books:
     def matched(self, key: str, params: Mapping[str, Any], prompt: int, computed: int, digest: str) -> int:
         """How many tokens behind the first `computed` can be had from elsewhere; 0 where the request cannot be read."""
         found = self._remote(key, params, prompt, digest)
-        return 0 if found is None else max(self._end(found, prompt) - computed, 0)
+        return 0 if found is None or self.gone else max(self._end(found, prompt) - computed, 0)
 
     def allocated(
         self,
@@ -167,7 +193,15 @@ class Books:
         end = self._end(found, prompt)
         if external > 0:
             self._orders.fetches.append(
-                FetchOrder(key, found.tickets, tuple(blocks), end - external, end, found.digest or digest)
+                FetchOrder(
+                    key,
+                    found.tickets,
+                    tuple(blocks),
+                    end - external,
+                    end,
+                    found.digest or digest,
+                    found.transfer if found.early else "",
+                )
             )
         else:
             self._drop(key, found, prompt)
@@ -213,9 +247,15 @@ class Books:
         """
         self._remotes.pop(key, None)
         entry = self._prefills.pop(key, None)
-        if entry is None or not entry.offered:
+        if entry is None:
             return False, None
-        if not well or not self.workers:
+        if not well:
+            # Who was told that the prefill begins again waits for that.
+            why = "the request ended before its prefill did"
+            self._orders.forgone.append(ForgoOrder(entry.transfer, entry.attempt + 1, why))
+        if not entry.offered:
+            return False, None
+        if not well or not self.workers or self.gone:
             self._orders.abandon.append(key)
             return True, None
         try:

@@ -1,8 +1,7 @@
 """The worker's half of a connector, free of any engine: offers and fetches on a thread of its own.
 
 An engine's hooks run between its kernels, so nothing here makes them wait: they append to a bounded queue that the
-agent's event loop empties, and ask what has ended.  Only `start`, `register` and `close` wait, and `withdraw` does for
-a moment, where the engine is about to write into blocks that are being read.
+agent's event loop empties, and ask what has ended.  Only `start`, `register` and `close` wait.
 
     engine = Engine(settings, name="p0", role="prefill", number=0, size=1)
     engine.start(); engine.register(kv)
@@ -16,29 +15,27 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
-
-import uvloop
 
 from hawk.agent import Agent
 from hawk.cache_gpu import drop, set_mark
 from hawk.client import connect
-from hawk.errors import Aborted, DeadlineExceeded, HawkError, InvalidArgument
-from hawk.integrations import processors, remote, stats
+from hawk.errors import Aborted, HawkError, InvalidArgument
+from hawk.integrations import remote, stats
 from hawk.integrations.keeping import keep, known, maker
-from hawk.integrations.orders import Ended, Fetching, Offering, fetch, offer, release
+from hawk.integrations.orders import Ended, Fetching, Offering, fetch, forgo, may_be_held, offer, release
 from hawk.integrations.settings import agent_config, beside, reachable
+from hawk.integrations.thread import LoopThread
 from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
 
     from hawk.cache import KVCache
     from hawk.cache_gpu import Mark
     from hawk.client import Client
-    from hawk.handles import Cache
-    from hawk.integrations.books import DropOrder, FetchOrder, OfferOrder
+    from hawk.handles import Cache, Ready
+    from hawk.integrations.books import DropOrder, FetchOrder, ForgoOrder, OfferOrder
     from hawk.integrations.keeping import Maker
     from hawk.integrations.orders import Scratch
     from hawk.integrations.settings import Settings
@@ -48,8 +45,8 @@ log = get_log("hawk.integrations.engine")
 START = 120.0
 """Seconds that an agent may take to fill its memory and answer."""
 
-WITHDRAW = 5.0
-"""Seconds that blocks may be read after the engine asked for them back: one retile of one chunk takes far less."""
+LATE = 5.0
+"""Seconds after which blocks that the engine has taken back, and that are still read, are told of by name."""
 
 CLOSE = 10.0
 
@@ -67,15 +64,10 @@ class Engine:
         self.worker = remote.Worker("", "")
         self.split = 1
         self._start = (name, role, size)
-        self._queue: deque[Callable[[], object]] = deque()
-        self._awake = False
+        self.gone = False
+        """Whether there is no agent now: nothing can be handed over."""
+        self._line = LoopThread(self._main, cpus=settings.cpus, room=settings.queue, ended=self._none_left)
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._up = threading.Event()
-        self._fault: BaseException | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self.client: Client | None = None
         self.make: Maker | None = None
         self.cache: Cache | None = None
@@ -84,45 +76,30 @@ class Engine:
         self._offers: dict[str, Offering] = {}
         self._fetches: dict[str, Fetching] = {}
         self._held: set[str] = set()
+        self._leaving: list[Offering] = []
+        self._offering: dict[str, asyncio.Task[None]] = {}
+        self._over = Ended()
         self._stats = stats.empty()
 
     # -- life --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Starts the thread and the agent, or finds the agent beside it; raises what keeps it from that."""
-        self._thread = threading.Thread(target=self._run, name="hawk-engine", daemon=True)
-        self._thread.start()
-        if not self._up.wait(START):
-            raise DeadlineExceeded("the agent did not come up in time", seconds=START)
-        if self._fault is not None:
-            self._thread.join()
-            raise self._fault
-
-    def _run(self) -> None:
-        try:
-            processors.take(self.settings.cpus)  # first: the threads that this one starts have what it has
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._main())
-        except BaseException as error:  # noqa: BLE001 - it is told where the engine can hear it
-            if self._up.is_set():
-                log.error("the connector's thread has ended", reason=repr(error))
-            self._fault = error
-            self._up.set()
-        finally:
-            self._none_left()
+        self._line.start(START)
 
     def _none_left(self) -> None:
         """The loop has ended: what stood in line never began, and touches no block."""
+        self.gone = True
         with self._lock:
-            offers = [entry for entry in self._offers.values() if not entry.over.is_set()]
+            standing = [*self._offers.values(), *self._leaving]
+            offers = [entry for entry in standing if not entry.over.is_set()]
             fetches = [entry for entry in self._fetches.values() if not entry.over]
         for entry in offers:
-            self._offer_over(entry, "offer_failed")
+            self._offer_over(entry, "offer_failed", "the connector was closed")
         for loading in fetches:
             self._fetch_over(loading, "fetch_failed", "the connector was closed")
 
-    async def _main(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    async def _main(self, up: Callable[[], None]) -> None:
         name, role, size = self._start
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.agent:
@@ -137,13 +114,9 @@ class Engine:
             status = await self.client.status()
             self.worker = remote.Worker(status.name, reachable(status.control, self.settings.host))
             if self.settings.agent:
-                self._spawn(keep(self))
-            self._up.set()
-            await self._stop.wait()
-            for task in list(self._tasks):
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(set(self._tasks), timeout=CLOSE)
+                self._line.spawn(keep(self))
+            up()
+            await self._line.until_stopped(CLOSE)
 
     async def _part(self) -> None:
         assert self.client is not None
@@ -156,16 +129,12 @@ class Engine:
         consumers    how many workers of the other side read each offer of this one; 0: none, others have the same
         """
         self.make, self.split, self.consumers = maker(cache), split, consumers
-        assert self._loop is not None
-        known(self, self._loop, START)
+        assert self._line.loop is not None
+        known(self, self._line.loop, START)
 
     def close(self) -> None:
         """Ends what is under way, the agent and the thread.  Safe to call twice."""
-        if self._thread is None or self._loop is None or self._stop is None:
-            return
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(2 * CLOSE)
+        self._line.close(2 * CLOSE)
 
     # -- what hooks call ---------------------------------------------------------------------------------
 
@@ -177,15 +146,18 @@ class Engine:
         if self.consumers == 0:
             self._offer_over(entry, "consumed")
             return
+        why = "too many orders stand in line, or the connector was closed"
         try:
             self._say_written(entry, written)
-            posted = self._post(lambda: self._spawn(self._offered(entry)))
-        except Exception:  # whatever it is, the blocks are the engine's again and the next order has its turn
+            posted = self._post(lambda: self._begin_offer(entry))
+        except (
+            Exception
+        ) as error:  # whatever it is, the blocks are the engine's again and the next order has its turn
             log.exception("no offer was made", request=order.key)
             self.fault()
-            posted = False
+            posted, why = False, str(error)
         if not posted:
-            self._offer_over(entry, "offer_failed")
+            self._offer_over(entry, "offer_failed", why)
 
     def written(self, keys: Iterable[str], layers: int) -> None:
         """Layers `[0, layers)` of these offers are written, on the current stream where they are on a GPU."""
@@ -227,34 +199,40 @@ class Engine:
 
     def drop(self, order: DropOrder) -> None:
         """Tells the other side that a request will not be fetched."""
-        self._post(lambda: self._spawn(self._released(order.tickets, order.tokens)))
+        self._post(lambda: self._line.spawn(self._released(order.tickets, order.tokens)))
+
+    def forgo(self, order: ForgoOrder) -> None:
+        """Tells who waits for a transfer that no offer of it is coming."""
+        self._post(
+            lambda: self._line.spawn(forgo(self, order.transfer, order.attempt, order.why)), bounded=False
+        )
 
     def withdraw(self, keys: Iterable[str]) -> None:
-        """Ends offers whose blocks the engine will write at once; returns when they are read no more."""
+        """Ends offers whose blocks the engine wants back, to offer the requests anew later.
+
+        The blocks are the engine's only when `ended` names the offer, request and attempt, in `offers`.
+        """
         with self._lock:
             entries = [entry for key in keys if (entry := self._offers.pop(key, None)) is not None]
+            self._leaving += entries
         for entry in entries:
-            entry.leaving = True
+            entry.leave(time.monotonic())
             self._post(entry.wake, bounded=False)
-        until = time.monotonic() + WITHDRAW
-        for entry in entries:
-            if not entry.over.wait(max(until - time.monotonic(), 0.0)):
-                log.error(
-                    "blocks are still being read that the engine has taken back", request=entry.order.key
-                )
 
     def abandon(self, keys: Iterable[str]) -> None:
         """Ends offers of requests that ended badly; `ended` says when their blocks are free."""
         for key in keys:
             entry = self._offers.get(key)
             if entry is not None:
-                entry.leaving = True
+                entry.leave(time.monotonic())
                 self._post(entry.wake, bounded=False)
 
     def ended(self, finished: Iterable[str]) -> Ended:
         """What has ended; `finished` are requests that the engine is through with, whose blocks it may be holding."""
-        found = Ended()
+        now = time.monotonic()
         with self._lock:
+            found, self._over = self._over, Ended()
+            self._look_after(now)
             for key in finished:
                 if key in self._offers:
                     self._held.add(key)
@@ -266,13 +244,31 @@ class Engine:
                 self._held.discard(key)
                 entry = self._offers.pop(key)
                 found.sent.add(key)
-                stats.observe(self._stats, "held_seconds", time.monotonic() - entry.began)
+                stats.observe(self._stats, "held_seconds", now - entry.began)
             for key in [key for key, loading in self._fetches.items() if loading.over]:
                 loading = self._fetches.pop(key)
                 found.arrived.add(key)
-                if loading.failed and not loading.aborted:
-                    found.failed[key] = self._useless(loading.order)
+                if loading.ready is not None:
+                    found.ready[key] = loading.ready
+                else:
+                    found.why[key] = loading.why
+                    if not loading.aborted:
+                        found.failed[key] = self._useless(loading.order)
         return found
+
+    def _look_after(self, now: float) -> None:
+        """Names blocks that were taken back long ago and are still read; they stay held, however long that takes."""
+        self._leaving = [entry for entry in self._leaving if not entry.over.is_set()]
+        for entry in self._leaving:
+            if entry.left and now - entry.left > LATE and not entry.told:
+                entry.told = True
+                self._stats["late"] += 1
+                log.error(
+                    "blocks that the engine has taken back are still being read; they stay held",
+                    request=entry.order.key,
+                    blocks=len(entry.order.blocks),
+                    seconds=LATE,
+                )
 
     def _useless(self, order: FetchOrder) -> tuple[int, ...]:
         """Blocks, as the engine counts them, that were to hold tokens from elsewhere."""
@@ -291,37 +287,8 @@ class Engine:
         with self._lock:
             self._stats["faults"] += 1
 
-    # -- the queue ---------------------------------------------------------------------------------------
-
     def _post(self, call: Callable[[], object], *, bounded: bool = True) -> bool:
-        """Puts a call in line for the loop; False if there is no room, or no loop any more.
-
-        What only wakes an order that is there already always has room: there are no more of those than orders.
-        """
-        if bounded and len(self._queue) >= self.settings.queue:
-            return False
-        self._queue.append(call)
-        if not self._awake:
-            self._awake = True
-            assert self._loop is not None
-            try:
-                self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:  # the loop has ended
-                self._awake = False
-                self._queue.clear()
-                return False
-        return True
-
-    def _empty(self) -> None:
-        self._awake = False
-        while self._queue:
-            self._queue.popleft()()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._line.post(call, bounded=bounded)
 
     # -- on the loop -------------------------------------------------------------------------------------
 
@@ -331,36 +298,58 @@ class Engine:
             return list(blocks)
         return [block * self.split + i for block in blocks for i in range(self.split)]
 
-    async def _offered(self, entry: Offering) -> None:
-        ending = "offer_failed"
+    def _begin_offer(self, entry: Offering) -> None:
+        key = entry.order.key
+        task = self._line.spawn(self._offered(entry, self._offering.get(key)))
+        self._offering[key] = task
+
+        def forget(task: asyncio.Task[None]) -> None:
+            if self._offering.get(key) is task:
+                del self._offering[key]
+
+        task.add_done_callback(forget)
+
+    async def _offered(self, entry: Offering, before: asyncio.Task[None] | None) -> None:
+        ending, why = "offer_failed", "the connector was closed"
         try:
+            if (
+                before is not None
+            ):  # of the same request, which was preempted; it stands until it is read no more
+                await asyncio.wait({before})
             with self._lock:
                 self._stats["offered"] += 1
-            ending = await offer(self, entry)
+            ending, why = await offer(self, entry), ""
         except HawkError as error:
-            log.warning("offer failed", request=entry.order.key, reason=str(error))
+            why = str(error)
         finally:
-            self._offer_over(entry, ending)
+            self._offer_over(entry, ending, why)
 
-    def _offer_over(self, entry: Offering, ending: str) -> None:
+    def _offer_over(self, entry: Offering, ending: str, why: str = "") -> None:
+        if ending == "offer_failed":
+            # Who fetches it is told now, and not by its own deadline.
+            log.warning("offer failed", request=entry.order.key, reason=why)
+            order = entry.order
+            self._post(
+                lambda: self._line.spawn(forgo(self, order.transfer, order.attempt, why)), bounded=False
+            )
         with self._lock:
             self._stats[ending] += 1
             mark, entry.mark = entry.mark, None
+            self._over.offers.append(entry.end(ending, why))
             entry.over.set()
         if mark is not None:
             drop(mark)
 
     def _begin(self, entry: Fetching) -> None:
-        entry.task = self._spawn(self._fetched(entry))
+        entry.task = self._line.spawn(self._fetched(entry))
 
     async def _fetched(self, entry: Fetching) -> None:
-        order, ending, why = entry.order, "fetch_failed", "the connector was closed"
+        order, ready, why, held = entry.order, None, "the connector was closed", True
         entry.started = True
         try:
             if entry.aborted:
                 raise Aborted("the engine ended the request")
-            ready = await fetch(self, order)
-            ending = "fetched"
+            ready = await fetch(self, entry)
             with self._lock:
                 stats.observe(self._stats, "fetch_seconds", time.monotonic() - entry.began)
                 stats.observe(self._stats, "fetch_bytes", ready.nbytes)
@@ -369,18 +358,19 @@ class Engine:
                 raise
             why = "the engine ended the request"
         except HawkError as error:
-            why = str(error)
+            why, held = str(error), entry.aborted or may_be_held(error)
         finally:
-            self._fetch_over(entry, "fetch_aborted" if entry.aborted and ending != "fetched" else ending, why)
-        if ending != "fetched" and entry.aborted:
-            await self._released(order.tickets, order.end)
+            ending = "fetched" if ready is not None else "fetch_aborted" if entry.aborted else "fetch_failed"
+            self._fetch_over(entry, ending, why, ready)
+        if ready is None and held:
+            await self._released(entry.tickets, order.end)
 
-    def _fetch_over(self, entry: Fetching, ending: str, why: str) -> None:
+    def _fetch_over(self, entry: Fetching, ending: str, why: str, ready: Ready | None = None) -> None:
         if ending == "fetch_failed":
             log.warning("fetch failed", request=entry.order.key, reason=why)
         with self._lock:
             self._stats[ending] += 1
-            entry.failed = ending != "fetched"
+            entry.ready, entry.why = ready, why
             entry.over = True
 
     async def _released(self, tickets: tuple[str, ...], tokens: int) -> None:

@@ -62,6 +62,7 @@ async def keep(engine: Engine) -> None:
             engine.client.check_context()
             continue
         except HawkError as lost:
+            engine.gone = True
             if not told:
                 log.error("the agent is gone; nothing is handed over until it is back", reason=str(lost))
                 told = True
@@ -73,7 +74,7 @@ async def keep(engine: Engine) -> None:
         except HawkError as error:
             log.debug("the agent is not back yet", reason=str(error))
             continue
-        told = False
+        told = engine.gone = False
         if worker == engine.worker:
             log.info("the agent is back", agent=worker.name)
         else:  # the engine's scheduler has told others where it was, and does

@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING
 
 from hawk.cache import CacheSpec, KVCache
 from hawk.control.messages import AbortFetch
-from hawk.errors import DeadlineExceeded, HawkError, StillDraining, UnknownRequest, VerificationFailed
-from hawk.integrations.remote import claim
+from hawk.errors import (
+    Aborted,
+    DeadlineExceeded,
+    HawkError,
+    PeerLost,
+    PeerUnreachable,
+    StillDraining,
+    UnknownPeer,
+    UnknownRequest,
+    VerificationFailed,
+)
+from hawk.integrations.remote import again, claim
 from hawk.layouts import load
+from hawk.observe.log import get as get_log
 
 if TYPE_CHECKING:
     from hawk.cache_gpu import Mark
@@ -21,9 +32,13 @@ if TYPE_CHECKING:
     from hawk.integrations.books import FetchOrder, OfferOrder
     from hawk.integrations.engine import Engine
 
+log = get_log("hawk.integrations.orders")
 
 _AT_A_TIME = 16
 """Offers that are given back at a time."""
+
+_LEAST = 0.001
+"""Seconds that a fetch has at least, so that it ends by an error of its own."""
 
 Scratch = tuple["Cache", "asyncio.Queue[int]"]
 
@@ -34,6 +49,7 @@ class Offering:
 
     layers, mark    how many layers are written, and where a GPU is when they are
     leaving         the engine wants its blocks back
+    left, told      when it said so, on the system's count of seconds; whether it is known that it takes long
     over            HAWK reads the blocks no more
     """
 
@@ -42,8 +58,19 @@ class Offering:
     layers: int = 0
     mark: Mark | None = None
     leaving: bool = False
+    left: float = 0.0
+    told: bool = False
     over: threading.Event = field(default_factory=threading.Event)
     _changed: asyncio.Event | None = None
+
+    def leave(self, now: float) -> None:
+        """It is to end."""
+        if not self.leaving:
+            self.leaving, self.left = True, now
+
+    def end(self, ending: str, why: str) -> OfferEnd:
+        """What is said of its end."""
+        return OfferEnd(self.order.key, self.order.attempt, ending, why)
 
     def wake(self) -> None:
         """On the loop: layers were written, or it is to end."""
@@ -58,15 +85,24 @@ class Offering:
 
 @dataclass(eq=False)
 class Fetching:
-    """A fetch from the hook's word to its end."""
+    """A fetch from the hook's word to its end.
+
+    tickets    of the offers that it went for last
+    ready      what came of it; None, and `why`, where nothing did
+    """
 
     order: FetchOrder
     began: float
+    tickets: tuple[str, ...] = ()
     task: asyncio.Task[None] | None = None
     started: bool = False
     aborted: bool = False
-    failed: bool = False
     over: bool = False
+    ready: Ready | None = None
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        self.tickets = self.order.tickets
 
     def abort(self) -> None:
         """On the loop: ends it; it is over when no byte of it can land any more."""
@@ -74,17 +110,33 @@ class Fetching:
             self.task.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class OfferEnd:
+    """How an offer ended (`consumed`, `expired`, `withdrawn`, `offer_failed`) and why; its blocks are read no more."""
+
+    key: str
+    attempt: int
+    ending: str
+    why: str = ""
+
+
 @dataclass(slots=True)
 class Ended:
     """What has ended since the last look.
 
-    sent       requests whose blocks are the engine's again
+    sent       requests that the engine is through with and whose blocks are its own again
+    offers     every offer that ended, also of requests that go on
     arrived    requests whose fetch has ended, in either way
-    failed     those of them whose tokens are not there, and blocks that hold nothing of use for it
+    ready      those of them whose tokens are there, with what the other side said of them (its note, and bytes)
+    why        the others, and what kept their tokens away
+    failed     those of the others that the engine still wants, and blocks that hold nothing of use for it
     """
 
     sent: set[str] = field(default_factory=set)
+    offers: list[OfferEnd] = field(default_factory=list)
     arrived: set[str] = field(default_factory=set)
+    ready: dict[str, Ready] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
     failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -135,26 +187,59 @@ async def offer(engine: Engine, entry: Offering) -> str:
         end.cancel()
 
 
-async def fetch(engine: Engine, order: FetchOrder) -> Ready:
-    """Brings a request; being cancelled ends it, and returns when no byte of it can land any more."""
-    client, cache = engine.client, engine.cache
-    assert client is not None
+async def forgo(engine: Engine, transfer: str, attempt: int, why: str) -> None:
+    """Tells the agent that this offer is not coming; where that cannot be said, who waits has its deadline."""
+    try:
+        assert engine.client is not None
+        await engine.client.forgo(transfer, claim(transfer, engine.number, attempt), why=why)
+    except HawkError as error:
+        log.debug("nobody was told that an offer is not coming", transfer=transfer, reason=str(error))
+
+
+async def fetch(engine: Engine, entry: Fetching) -> Ready:
+    """Brings a request; being cancelled ends it, and returns when no byte of it can land any more.
+
+    A prefill that was interrupted begins again, under another claim.  Who has the answer to it knows that one; who
+    fetches early, by the transfer's name alone, finds out here and asks for it.
+    """
+    order, cache = entry.order, engine.cache
     assert cache is not None
-    job = client.fetch(
-        list(order.tickets),
-        into=cache,
-        blocks=engine.table(order.blocks),
-        first=order.first,
-        tokens=order.end - order.first,
-        timeout=engine.settings.timeout,
-        wait=True,
-    )
-    ready = await _drained(client, job)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + engine.settings.timeout
+    attempt = 0
+    while True:
+        client = engine.client
+        assert client is not None
+        job = client.fetch(
+            list(entry.tickets),
+            into=cache,
+            blocks=engine.table(order.blocks),
+            first=order.first,
+            tokens=order.end - order.first,
+            timeout=max(until - loop.time(), _LEAST),
+            wait=True,
+        )
+        try:
+            ready = await _drained(client, job)
+            break
+        except (Aborted, UnknownRequest) as ended:
+            if not order.transfer or ended.facts.get("outcome") != "withdrawn" or loop.time() > until:
+                raise
+            attempt += 1
+            entry.tickets = again(entry.tickets, order.transfer, attempt)
+            log.info("the prefill begins again", request=order.key, attempt=attempt)
     if ready.note and order.digest and ready.note.hex() != order.digest:
         raise VerificationFailed(
             "what was prefilled is another prompt", field="note", got=ready.note.hex(), expected=order.digest
         )
     return ready
+
+
+def may_be_held(error: HawkError) -> bool:
+    """Whether the other side may still hold the blocks of a request whose fetch has failed, and can be told."""
+    return not isinstance(
+        error, UnknownRequest | VerificationFailed | PeerLost | PeerUnreachable | UnknownPeer
+    )
 
 
 async def _drained(client: Client, job: Fetch) -> Ready:

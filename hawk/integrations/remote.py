@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from hawk.arguments import shown, text
 from hawk.control.messages import Ticket, decode_ticket, encode_ticket
 from hawk.errors import BadFrame, InvalidArgument
@@ -93,6 +95,14 @@ def claim(transfer: str, number: int, attempt: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def again(tickets: Sequence[str], transfer: str, attempt: int) -> tuple[str, ...]:
+    """The tickets of the same workers for another attempt at the transfer."""
+    return tuple(
+        encode_ticket(structs.replace(decode_ticket(ticket), claim=claim(transfer, number, attempt)))
+        for number, ticket in enumerate(tickets)
+    )
+
+
 def digest(tokens: ArrayLike, others: Sequence[str] = ()) -> str:
     """What two engines compare to know that they speak of one prompt: its token ids, and names of what is beside."""
     import numpy as np
@@ -110,12 +120,14 @@ class Remote:
     tickets    one for each of the prefill engine's workers
     tokens     how many tokens are there; None where nobody said
     digest     of the prompt that they are of; empty where nobody said
+    early      the tickets were made here, by the transfer's name: the prefill may not be over
     """
 
     transfer: str
     tickets: tuple[str, ...]
     tokens: int | None = None
     digest: str = ""
+    early: bool = False
 
 
 def write(
@@ -165,6 +177,7 @@ def read(params: Mapping[str, Any], *, model: Model, tokens: int) -> Remote:
         )
     there = _number(params, "remote_num_tokens", None, 0)
     tickets = params.get("hawk_tickets")
+    early = tickets is None
     if tickets is None:
         grid = Grid(_number(params, "tp_size", 1, 1) or 1, _number(params, "pp_size", 1, 1) or 1)
         if grid.size > MOST_WORKERS:
@@ -175,7 +188,7 @@ def read(params: Mapping[str, Any], *, model: Model, tokens: int) -> Remote:
                 expected=f"1..{MOST_WORKERS}",
             )
         tickets = _tickets(transfer, _workers(params, grid), model, grid, there or tokens, 0)
-    return Remote(transfer, _checked(tickets), there, text_of(params, "hawk_digest"))
+    return Remote(transfer, _checked(tickets), there, text_of(params, "hawk_digest"), early)
 
 
 def _tickets(

@@ -18,12 +18,14 @@ COUNTS = (
     "expired",
     "withdrawn",
     "offer_failed",
+    "late",
     "dropped",
     "bad_params",
     "other_prompt",
     "faults",
 )
-"""Endings, and what was refused; `faults` are errors inside hooks, which are a bug or a broken agent."""
+"""Endings, and what was refused.  `late` are offers that were taken back and read for long after, `faults` errors
+inside hooks, which are a bug or a broken agent."""
 
 _KEPT = 4096
 """Observations kept between two looks; of more, the first: nobody has looked for a while."""
@@ -73,6 +75,7 @@ def summary(data: Mapping[str, Any]) -> dict[str, int | float]:
         ("fetch_failed", "Failed fetches"),
         ("expired", "Expired offers"),
         ("offer_failed", "Failed offers"),
+        ("late", "Blocks given back late"),
         ("faults", "Faults"),
     ):
         if data[name]:

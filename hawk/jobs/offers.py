@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from hawk.errors import (
     LeaseExpired,
     UnknownRequest,
 )
+from hawk.jobs.past import Outcome, Past, PastOffer, gone
 from hawk.plan.part import meets
 
 if TYPE_CHECKING:
@@ -34,14 +33,6 @@ _REMEMBERED = 4096
 
 _TOLD = 8
 """Holders and takers that an error names."""
-
-
-class Outcome(enum.StrEnum):
-    """How an offer ended."""
-
-    CONSUMED = "consumed"
-    EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"
 
 
 @dataclass(eq=False)
@@ -123,24 +114,6 @@ class OfferEntry:
         return self.taken.count(consumer) + len(self.rivals(consumer)) < self.consumers.count(consumer)
 
 
-@dataclass(frozen=True, slots=True)
-class PastOffer:
-    """What became of an offer: how it ended, who took it, and whose it was."""
-
-    outcome: Outcome
-    taken: tuple[str, ...]
-    session: bytes
-
-
-def _gone(outcome: Outcome, request: str) -> HawkError:
-    """What to tell who comes for an offer that has ended."""
-    if outcome is Outcome.CONSUMED:
-        return AlreadyClaimed("the offer was consumed", field="request", got=request)
-    if outcome is Outcome.EXPIRED:
-        return LeaseExpired("the offer's time ran out before it was fetched", field="request", got=request)
-    return UnknownRequest("nothing to fetch: it was withdrawn", field="request", got=request)
-
-
 def _foreign(request: str, consumer: str = "") -> HawkError:
     """What to tell who has another offer's ticket, or, where `consumer` asks by name, needs this one's."""
     what, hint = "the ticket is of no offer that is open", "Fetch with the ticket that offer() returned"
@@ -159,10 +132,9 @@ class OfferBook:
 
     def __init__(self, limit: int, on_ended: Callable[[OfferEntry], None]) -> None:
         self._open: dict[str, list[OfferEntry]] = {}
-        self._past: OrderedDict[str, PastOffer] = OrderedDict()
-        self._latest: OrderedDict[str, Outcome] = OrderedDict()
+        # Enough that all that were open at once can be asked for.
+        self._past = Past(max(_REMEMBERED, limit))
         self._limit = limit
-        self._remembered = max(_REMEMBERED, limit)  # so that all that were open at once can be asked for
         self._count = 0
         self._turn = 0
         self._on_ended = on_ended
@@ -189,7 +161,7 @@ class OfferBook:
             raise Busy(f"this agent keeps at most {self._limit} offers open", retry_after=0.5)
         self._open.setdefault(entry.request, []).append(entry)
         self._count += 1
-        self._latest.pop(entry.request, None)
+        self._past.anew(entry.request)
         entry.timer = asyncio.get_running_loop().call_later(ttl, self._expire, entry)
         self._wake(entry.request)
 
@@ -212,7 +184,7 @@ class OfferBook:
 
     def past(self, claim: str) -> PastOffer | None:
         """How the offer with that claim ended, if it did and is remembered."""
-        return self._past.get(claim)
+        return self._past.of(claim)
 
     async def claim(
         self,
@@ -250,7 +222,7 @@ class OfferBook:
                 await self._arrival(request)
                 continue
             if entry.outcome is not None:
-                raise _gone(entry.outcome, request)
+                raise gone(entry.outcome, request)
             if entry.consumers and consumer not in entry.consumers:
                 raise AlreadyClaimed(
                     "the offer is for another consumer",
@@ -274,16 +246,17 @@ class OfferBook:
             # A job that was told to end still holds it for a moment.  What it leaves may be claimed anew.
             await entry.changed.wait()
         if entry.overdue:
-            raise _gone(Outcome.EXPIRED, request)
+            raise gone(Outcome.EXPIRED, request)
         made = entry.claims[job] = Claim(entry, job, consumer)
         return made
 
     def _by_ticket(self, request: str, claim: str) -> OfferEntry | None:
         """The offer with that claim; None while none of the request was made."""
         entry = self.find(request, claim)
-        if entry is None and (past := self._past.get(claim)) is not None:
-            raise _gone(past.outcome, request)
-        if entry is None and request in self._open:
+        if entry is None and (past := self._past.of(claim)) is not None:
+            raise gone(past.outcome, request, past.why)
+        # Those that were withdrawn, and are still read, make room for another.
+        if entry is None and any(other.outcome is None for other in self._open.get(request, ())):
             raise _foreign(request)
         return entry
 
@@ -293,8 +266,8 @@ class OfferBook:
         """The offer that a consumer without a ticket gets; None where it may yet be made."""
         entries = self._open.get(request, ())
         if not entries:
-            if request in self._latest:
-                raise _gone(self._latest[request], request)
+            if (outcome := self._past.latest(request)) is not None:
+                raise gone(outcome, request)
             return None
         named = [entry for entry in entries if consumer in entry.consumers]
         if not named:
@@ -389,10 +362,13 @@ class OfferBook:
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.outcome is not None:
-            self._past[entry.claim] = PastOffer(entry.outcome, tuple(entry.taken), entry.cache.session)
-            self._latest[entry.request] = entry.outcome
-            for known in (self._past, self._latest):
-                while len(known) > self._remembered:
-                    known.popitem(last=False)
+            past = PastOffer(entry.outcome, tuple(entry.taken), entry.cache.session)
+            self._past.keep(entry.claim, past, entry.request)
         entry.ended.set()
         self._on_ended(entry)
+
+    def forgo(self, request: str, claim: str, session: bytes, why: str) -> None:
+        """No offer will be made with that claim; who waits for it is told why.  One that was made stays as it is."""
+        if self._past.of(claim) is None and self.find(request, claim) is None:
+            self._past.keep(claim, PastOffer(Outcome.FORGONE, (), session, why))
+            self._wake(request)

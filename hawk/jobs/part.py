@@ -11,15 +11,18 @@ What the parts of a fetch share is the `FetchJob`: the target's blocks, the dead
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from hawk.control.channel import SILENT
 from hawk.control.messages import Fetch, pack_blocks
 from hawk.errors import (
     Aborted,
     DeadlineExceeded,
     HawkError,
     LeaseExpired,
+    PeerUnreachable,
     TransportError,
     UnknownRequest,
     VerificationFailed,
@@ -32,7 +35,7 @@ from hawk.observe.log import get as get_log
 from hawk.transports.registry import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from hawk.jobs.fetch import FetchJob
     from hawk.jobs.peers import PeerSession
@@ -183,11 +186,9 @@ class PartJob:
         self._move_to(State.CONNECTING)
         began = time.perf_counter()
         patience = request.timeout * CONNECT_SHARE
-        timeout, until = min(CONNECT_TIMEOUT, patience), began + patience
+        until = began + patience
         self.waits = f"{request.source} to answer"
-        async with context.peers.session(
-            request.source, request.address, timeout=timeout, patience=patience
-        ) as session:
+        async with self._session(until) as session:
             choice = choose(transports, context.transports, session.endpoints)
             self.result.transport = choice.name
             log.debug("transport chosen", job=request.job, transport=choice.name, reason=choice.reason)
@@ -218,6 +219,29 @@ class PartJob:
                 raise
             finally:
                 dialogue.detach()
+
+    @contextlib.asynccontextmanager
+    async def _session(self, until: float) -> AsyncIterator[PeerSession]:
+        """The session with the peer, asked for again as long as it is there and too busy to answer, and there is time.
+
+        A peer that is not there at all is given up sooner: the request may be computed elsewhere.
+        """
+        request = self.request
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                left = until - time.perf_counter()
+                timeout = max(min(CONNECT_TIMEOUT, left), _LEAST)
+                meeting = self.context.peers.session(
+                    request.source, request.address, timeout=timeout, patience=max(left, _LEAST)
+                )
+                try:
+                    session = await stack.enter_async_context(meeting)
+                    break
+                except PeerUnreachable as late:
+                    if left <= CONNECT_TIMEOUT or late.facts.get("reason") != SILENT:
+                        raise
+                    log.info("asking again", job=request.job, peer=request.source, reason=str(late))
+            yield session
 
     async def _link(self, session: PeerSession, transport: str, until: float) -> Link:
         """A link, tried for again as long as the peer is there and there is time: it may be busy for that long."""

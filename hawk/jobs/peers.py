@@ -125,7 +125,10 @@ class PeerSession:
                     await self._welcome_or_pause()
         except TimeoutError:
             raise PeerUnreachable(
-                "the peer did not introduce itself in time", peer=self.name, seconds=timeout
+                "the peer did not introduce itself in time",
+                peer=self.name,
+                reason=self.channel.reason or None,
+                seconds=timeout,
             ) from None
         if self._refused is not None:
             raise self._refused

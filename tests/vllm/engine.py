@@ -154,9 +154,9 @@ class Engine:
         engine = get_kv_transfer_group()._engine
         until = time.monotonic() + seconds
         while True:
-            jobs = asyncio.run_coroutine_threadsafe(engine.client.jobs(ended=False), engine._loop).result(
-                seconds
-            )
+            jobs = asyncio.run_coroutine_threadsafe(
+                engine.client.jobs(ended=False), engine._line.loop
+            ).result(seconds)
             nbytes = sum(job.nbytes for job in jobs)
             if nbytes >= least:
                 return nbytes

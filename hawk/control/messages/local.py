@@ -181,6 +181,15 @@ class Withdraw(Struct, tag="withdraw", frozen=True):
     claim: Claim
 
 
+class Forgo(Struct, tag="forgo", frozen=True):
+    """No offer will be made with this claim: who waits for it, or comes later, is told `why`; answered by `Done`."""
+
+    id: Count
+    request: RequestId
+    claim: Claim
+    why: Annotated[str, Meta(max_length=1024)]
+
+
 class AwaitOffer(Struct, tag="await-offer", frozen=True):
     """Answered by `OfferEnded` when the offer has ended and its source blocks are no longer read."""
 
@@ -341,4 +350,5 @@ LocalMessage = (
     | Drained
     | TryPeer
     | Tried
+    | Forgo
 )

@@ -6,6 +6,7 @@ Importing this module raises `MissingDependency` where there is no vLLM, or one 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ try:
         KVConnectorMetadata,
         KVConnectorRole,
         KVConnectorTransferResults,
+        KVConnectorWorkerMetadata,
         SupportsHMA,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -82,6 +84,7 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorStats",
     "KVConnectorTransferResults",
+    "KVConnectorWorkerMetadata",
     "SupportsHMA",
     "allow_tiles",
     "create_metric_per_engine",
@@ -91,12 +94,28 @@ __all__ = [
     "number_of",
     "only_group",
     "refuse",
+    "show_log",
     "wanted",
 ]
 
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
 CPU_PAGES = ("vllm/cpu", "vllm/cpu-amx")
+
+
+def show_log() -> None:
+    """Has HAWK's lines come where vLLM's do, unless the program has a place of its own for them.
+
+    The lines of single jobs come with `VLLM_LOGGING_LEVEL=DEBUG` only.
+    """
+    ours, theirs = logging.getLogger("hawk"), logging.getLogger("vllm")
+    if ours.hasHandlers() or not theirs.handlers:
+        return
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
+    level = theirs.getEffectiveLevel()
+    ours.setLevel(logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING))
+    logging.getLogger("hawk.integrations").setLevel(level)
 
 
 def _no(what: str, field: str, got: object, expected: object = "") -> RegistrationFailed:

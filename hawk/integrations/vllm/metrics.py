@@ -33,6 +33,11 @@ COUNTERS = (
     ("expired", "vllm:hawk_expired", "Offers that nobody fetched in time."),
     ("withdrawn", "vllm:hawk_withdrawn", "Offers that this engine took back."),
     ("offer_failed", "vllm:hawk_offer_failed", "Offers that could not be made."),
+    (
+        "late",
+        "vllm:hawk_late",
+        "Offers that this engine took back and whose blocks were read for long after.",
+    ),
     ("dropped", "vllm:hawk_dropped", "Offers given back unread, as the request had all it needed, or ended."),
     ("bad_params", "vllm:hawk_bad_params", "Requests whose kv_transfer_params could not be used."),
     ("other_prompt", "vllm:hawk_other_prompt", "Requests that had been prefilled from another prompt."),

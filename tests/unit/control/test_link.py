@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hawk.control.channel import SILENT
 from hawk.control.link import Beat, Peer, State
 from hawk.control.sockets import Limits
 from hawk.errors import (
@@ -56,6 +57,19 @@ async def test_nobody_there(ends: Ends) -> None:
     _, error = await ends.next("lost")
     assert isinstance(error, PeerUnreachable)
     assert channel.state is State.LOST
+
+
+async def test_who_is_there_and_says_nothing_is_told_from_nobody(ends: Ends, address: str) -> None:
+    server = ends.server(address)
+    server._receive.stop()  # a program that is busy: its connections are made without it
+    channel = ends.channel(server.address)
+    async with asyncio.timeout(30):
+        while channel.reason != SILENT:
+            await asyncio.sleep(0)
+    with pytest.raises(PeerUnreachable, match=SILENT):
+        await channel.up(0.01)
+    server._receive.start()
+    await channel.up(30)
 
 
 async def test_a_killed_server_is_lost_once_and_its_successor_is_told_apart(

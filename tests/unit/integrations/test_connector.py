@@ -182,13 +182,19 @@ def test_a_fetch_that_fails_names_its_blocks_in_the_step_in_which_it_ends(
         assert d.invalid == {2, 3}
 
 
-def test_preempted_blocks_are_let_go_before_the_step_and_offered_again(vllm: None, short_path: Path) -> None:
+def test_preempted_blocks_stay_held_until_they_are_read_no_more_and_are_offered_again(
+    vllm: None, short_path: Path
+) -> None:
     with pair(short_path) as (p, d):
         blocks = list(range(10))
         p.request("p", list(PROMPT), {"do_remote_decode": True})
         p.step(new={"p": (blocks, 0, 40)})
+        assert p.pool.used() == blocks
+        assert not p.scheduler.has_pending_block_frees()
         p.step(preempted={"p"})
-        assert p.worker._engine.take_stats()["withdrawn"] == 1
+        steps(p, lambda _: not p.pool.used())  # vLLM's own share ended with the preemption
+        assert not p.scheduler.has_pending_block_frees()
+        assert p.worker.get_kv_connector_stats().data["withdrawn"] == 1
         again = list(range(10, 20))
         p.step(cached={"p": (again, 0, 41)}, resumed={"p"})
         held, answer = p.finish("p", again)

@@ -14,6 +14,15 @@ from tests.unit.integrations.test_connector import PROMPT, pair, prefill, rows, 
 __all__ = ["vllm"]
 
 
+def fetched(side: fake_vllm.Engine, key: str, blocks: list[int]) -> None:
+    """The request gets room, and its fetch begins."""
+    request = side.requests[key]
+    assert side.scheduler.get_num_new_matched_tokens(request, 0) == (40, True)
+    given = SimpleNamespace(get_block_ids=lambda: (blocks,))
+    side.scheduler.update_state_after_alloc(request, given, 40)
+    side.step()
+
+
 def test_what_no_encoder_takes_costs_the_request_its_transfer_and_no_more(
     vllm: None, short_path: Path
 ) -> None:
@@ -110,6 +119,59 @@ def test_a_request_that_vllm_refused_frees_the_other_side(vllm: None, short_path
         assert steps(p, lambda r: r.finished_sending).finished_sending == {"p"}
         assert not d.scheduler._books.counts["other_prompt"]
         assert p.worker.get_kv_connector_stats().data["consumed"] == 1
+
+
+@pytest.mark.parametrize("why", ["resumable", "no tokens"])
+def test_what_is_not_handed_over_is_refused_by_name_on_either_side(
+    why: str, vllm: None, short_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pair(short_path) as (p, d):
+        where = prefill(p, "other", list(range(10)))
+        early = {key: where[key] for key in ("remote_engine_id", "remote_host", "remote_port")}
+        d.request("early", list(PROMPT), {"do_remote_prefill": True, "transfer_id": "t", **early})
+        fetched(d, "early", [1, 2, 3])
+
+        def odd(side: fake_vllm.Engine, key: str, params: dict[str, Any]) -> Any:
+            request = SimpleNamespace(
+                request_id=key,
+                prompt_token_ids=list(PROMPT) if why == "resumable" else None,
+                kv_transfer_params=params,
+                resumable=why == "resumable",
+                status=SimpleNamespace(name="RUNNING"),
+            )
+            side.requests[key] = request
+            side.scheduler.on_new_request(request)
+            return request
+
+        odd(p, "p", {"do_remote_decode": True, "transfer_id": "t"})
+        p.step()
+        assert steps(d, lambda r: r.finished_recving).finished_recving == {"early"}  # and not by its deadline
+        assert d.invalid == {1, 2, 3}
+        assert p.finish("p", []) == (False, None)
+        request = odd(d, "d", dict(where))
+        assert d.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+        d.step()
+        if why == "resumable":
+            assert "its input streams (resumable)" in caplog.text
+            assert steps(p, lambda r: r.finished_sending).finished_sending == {"other"}
+        assert p.scheduler.get_kv_connector_stats().data["bad_params"] == 1
+
+
+def test_where_there_is_no_agent_nothing_is_handed_over(vllm: None, short_path: Path) -> None:
+    with pair(short_path) as (p, d):
+        answer = prefill(p, "before", list(range(10)))
+        p.worker._engine.close()
+        p.step()
+        assert p.scheduler._books.gone == {0}
+        p.request("p", list(PROMPT), {"do_remote_decode": True})
+        p.step(new={"p": (list(range(10, 20)), 0, 40)})
+        assert p.finish("p", list(range(10, 20))) == (True, None)  # the proxy has nothing to pass on
+        assert "p" in steps(p, lambda r: "p" in r.finished_sending).finished_sending
+        assert p.pool.used() == []
+        d.worker._engine.close()
+        d.step()
+        request = d.request("d", list(PROMPT), answer)
+        assert d.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
 
 
 def test_tiles_are_asked_for_where_attention_needs_them(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:

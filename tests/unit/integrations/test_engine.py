@@ -15,7 +15,7 @@ import hawk
 from hawk.errors import ConfigError, DeadlineExceeded, StillDraining
 from hawk.integrations.books import Books, DropOrder, FetchOrder, OfferOrder
 from hawk.integrations.engine import Engine
-from hawk.integrations.orders import Ended, _drained, release
+from hawk.integrations.orders import Ended, OfferEnd, _drained, release
 from hawk.integrations.remote import Grid, Model, digest, read
 from hawk.integrations.settings import read_settings
 
@@ -24,6 +24,11 @@ MODEL = Model(heads=2, layers=3)
 PROMPT = list(range(40))
 SOURCE = hawk.CacheSpec(layers=3, heads=2, dim=8, block_size=4, blocks=32, layout="vllm/lbhnc")
 TARGET = SOURCE.replace(layout="vllm/lbnhc", block_size=16, blocks=8)
+
+
+def early(params: dict[str, object]) -> dict[str, object]:
+    """What a proxy says of a transfer whose prefill is not over."""
+    return {key: params[key] for key in ("transfer_id", "remote_engine_id", "remote_host", "remote_port")}
 
 
 class Pair:
@@ -110,6 +115,9 @@ def until(engine: Engine, done: Callable[[Ended], bool], *finished: str) -> Ende
         found.sent |= now.sent
         found.arrived |= now.arrived
         found.failed.update(now.failed)
+        found.ready.update(now.ready)
+        found.why.update(now.why)
+        found.offers += now.offers
     return found
 
 
@@ -119,11 +127,12 @@ def test_a_request_goes_from_blocks_to_blocks_and_both_sides_are_told(pair: Pair
     pair.p.offer(order, written=3)
     pair.d.fetch(pair.order("r'", params, into))
     got = until(pair.d, lambda e: "r'" in e.arrived)
-    assert got.failed == {}
+    assert got.failed == got.why == {}
+    assert got.ready["r'"].note == bytes.fromhex(digest(PROMPT))
     assert np.array_equal(rows(pair.target, into)[:, :40], rows(pair.source, blocks)[:, :40])
     assert not rows(pair.target, into)[:, 40:].any()
     assert (rows(pair.target, [0, 1, 4, 5, 7]) == 0xEEEE).all()
-    assert pair.p.ended(set()).sent == set()  # not before the engine is through with it
+    assert until(pair.p, lambda e: bool(e.offers)).sent == set()  # not before the engine is through with it
     assert until(pair.p, lambda e: bool(e.sent), "r").sent == {"r"}
     assert pair.p.take_stats()["consumed"] == 1
     counted = pair.d.take_stats()
@@ -134,8 +143,7 @@ def test_a_request_goes_from_blocks_to_blocks_and_both_sides_are_told(pair: Pair
 def test_a_fetch_before_the_offer_and_layers_that_come_one_by_one(pair: Pair) -> None:
     blocks, into = list(range(10)), [1, 2, 3]
     order, params = pair.prefill("r", blocks)
-    early = {key: params[key] for key in ("transfer_id", "remote_engine_id", "remote_host", "remote_port")}
-    pair.d.fetch(pair.order("r", early, into))
+    pair.d.fetch(pair.order("r", early(params), into))
     pair.p.offer(order, written=0)
     for layer in range(3):
         assert pair.d.ended(set()).arrived == set()
@@ -179,9 +187,8 @@ def test_a_client_that_leaves_frees_both_sides(pair: Pair) -> None:
 def test_another_prompt_is_no_match(pair: Pair) -> None:
     order, params = pair.prefill("r", list(range(10)))
     pair.p.offer(order, written=3)
-    early = {key: params[key] for key in ("transfer_id", "remote_engine_id", "remote_host", "remote_port")}
     other = digest([1, *PROMPT[1:]])
-    pair.wants.allocated("r", early, [1, 2, 3], 40, 40, other)
+    pair.wants.allocated("r", early(params), [1, 2, 3], 40, 40, other)
     (wanted,) = pair.wants.take().fetches
     pair.d.fetch(wanted)
     assert until(pair.d, lambda e: bool(e.arrived)).failed == {"r": (1, 2, 3)}
@@ -194,6 +201,7 @@ def test_blocks_that_the_engine_takes_back_are_read_no_more(pair: Pair) -> None:
     pair.p.offer(order, written=1)
     pair.d.fetch(pair.order("r", params, [1, 2, 3], first=16))
     pair.p.withdraw(["r"])
+    assert until(pair.p, lambda e: bool(e.offers)).offers == [OfferEnd("r", 0, "withdrawn")]
     for buffer in pair.source.buffers:
         buffer[:] = 0
     got = until(pair.d, lambda e: bool(e.arrived))
@@ -233,8 +241,8 @@ def test_hooks_never_wait_and_what_has_no_room_fails_at_once(short_path: Path) -
             go.wait(LIMIT)
 
         for engine in (pair.p, pair.d):
-            assert engine._loop is not None
-            asyncio.run_coroutine_threadsafe(stand_still(), engine._loop)
+            assert engine._line.loop is not None
+            asyncio.run_coroutine_threadsafe(stand_still(), engine._line.loop)
             assert stands.wait(LIMIT)
             stands.clear()
         for order, _ in orders:

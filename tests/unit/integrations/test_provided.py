@@ -233,9 +233,9 @@ def test_a_cache_that_went_with_its_agent_is_not_taken_for_a_new_one(
     with contextlib.closing(agent()) as first, contextlib.closing(beside):
         beside.start()
         register(beside, provide, WANTED, consumers=1)
-        (keeper,) = beside._tasks
+        (keeper,) = beside._line._tasks
         over = threading.Event()
-        beside._loop.call_soon_threadsafe(keeper.add_done_callback, lambda _: over.set())
+        beside._line.loop.call_soon_threadsafe(keeper.add_done_callback, lambda _: over.set())
         first.close()
         with contextlib.closing(agent()):
             assert over.wait(30)

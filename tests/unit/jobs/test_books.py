@@ -25,7 +25,8 @@ from hawk.errors import (
 )
 from hawk.jobs import offers
 from hawk.jobs.caches import CacheBook, CacheEntry, compile_descr
-from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
+from hawk.jobs.offers import Claim, OfferBook, OfferEntry
+from hawk.jobs.past import Outcome
 from hawk.jobs.states import State
 from hawk.plan.types import Placement
 from tests.end_to_end import caches as c
@@ -202,6 +203,39 @@ async def test_early_claims_wait_and_leave_nothing_when_they_go() -> None:
     lone.cancel()
     await asyncio.gather(lone, return_exceptions=True)
     assert not book._waiting
+
+
+async def test_who_waits_for_what_will_not_be_offered_is_told_why() -> None:
+    book, entry = OfferBook(4, lambda entry: None), offer()
+    waits = asyncio.get_running_loop().create_task(book.claim("r", entry.claim, "d0", "j", wait=True))
+    other = asyncio.get_running_loop().create_task(book.claim("r", "ab" * 16, "d0", "k", wait=True))
+    await asyncio.sleep(0)
+    book.forgo("r", entry.claim, b"s", "no room")
+    with pytest.raises(UnknownRequest, match=r"it will not be offered.*no room") as told:
+        await waits
+    assert told.value.facts["outcome"] == "forgone"
+    with pytest.raises(UnknownRequest, match="no room"):  # who comes later, too
+        await book.claim("r", entry.claim, "d0", "l", wait=True)
+    assert not other.done()
+    other.cancel()
+    made = offer(request="s")
+    book.add(made, 60)
+    book.forgo("s", made.claim, b"s", "too late")  # what was made stays as it is
+    assert (await claim(book, made)).offer is made
+
+
+async def test_the_next_offer_is_waited_for_while_the_one_before_is_still_read() -> None:
+    book, entry, following = OfferBook(4, lambda entry: None), offer(), offer()
+    book.add(entry, 60)
+    held = await claim(book, entry)
+    book.end(entry, Outcome.WITHDRAWN, Aborted("preempted"))
+    waits = asyncio.get_running_loop().create_task(book.claim("r", following.claim, "d0", "k", wait=True))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    book.unclaim(held, consumed=False)
+    await asyncio.sleep(0)
+    book.add(following, 60)
+    assert (await waits).offer is following
 
 
 async def test_a_claim_waits_for_a_holder_that_is_leaving() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hawk.arguments import consumer_names
 from hawk.errors import Aborted, AlreadyClaimed, InvalidArgument, LeaseExpired
 from hawk.jobs.caches import write_part
-from hawk.jobs.offers import Claim, OfferBook, OfferEntry, Outcome
+from hawk.jobs.offers import Claim, OfferBook, OfferEntry
+from hawk.jobs.past import Outcome
 from tests.unit.jobs.rig import rig
 from tests.unit.jobs.test_books import cache
 

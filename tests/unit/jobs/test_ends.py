@@ -22,7 +22,7 @@ from hawk.errors import (
 )
 from hawk.jobs import dialogue, part
 from hawk.jobs.admission import Admission
-from hawk.jobs.offers import Outcome
+from hawk.jobs.past import Outcome
 from hawk.jobs.receive import DEPTH
 from hawk.transports.base import Grant
 from tests.end_to_end import caches as c

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hawk.errors import HawkError
-from hawk.jobs.offers import Outcome
+from hawk.jobs.past import Outcome
 from tests.unit.jobs import clock
 from tests.unit.jobs.rig import Rig, rig
 

@@ -23,7 +23,8 @@ from hawk.errors import (
 from hawk.jobs.caches import CacheEntry, compile_descr, part_of
 from hawk.jobs.chunks import fewest_heads
 from hawk.jobs.fetch import FetchJob
-from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.offers import OfferEntry
+from hawk.jobs.past import Outcome
 from hawk.jobs.request import Source
 from hawk.jobs.verify import Verifier
 from hawk.layouts import CacheShape, Layout, load

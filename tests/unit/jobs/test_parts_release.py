@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hawk.control.messages import Abort, Ended, PeerMessage, Release, Released
 from hawk.errors import Aborted, DeadlineExceeded, HawkError, LeaseExpired, PeerLost, UnknownRequest
 from hawk.jobs import dialogue
-from hawk.jobs.offers import OfferEntry, Outcome
+from hawk.jobs.offers import OfferEntry
+from hawk.jobs.past import Outcome
 from hawk.jobs.request import Source
 from hawk.jobs.states import State
 from tests.unit.jobs import clock

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
 
+from hawk.control.channel import SILENT
 from hawk.control.frames import PROTOCOL_VERSION
 from hawk.control.messages import Abort, Ended, Fetch, Hello, PeerMessage
 from hawk.errors import Aborted, BadFrame, PeerLost, PeerUnreachable
-from hawk.jobs import dialogue
+from hawk.jobs import dialogue, part
 from tests.unit.jobs import clock
 from tests.unit.jobs.rig import PEER, FakeSession, rig
 
@@ -112,3 +115,28 @@ async def test_of_a_refusal_and_an_end_in_one_turn_the_first_counts(order: str) 
     with pytest.raises(PeerUnreachable if order == "refused first" else PeerLost):
         await asked
     talk.detach()
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_peer_that_is_there_is_asked_again(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "CONNECT_TIMEOUT", 0.2)
+    async with rig() as made:
+        entry, given = made.offer(), []
+
+        @contextlib.asynccontextmanager
+        async def busy(
+            name: str, address: str, *, timeout: float, patience: float
+        ) -> AsyncIterator[object]:
+            given.append(timeout)
+            if len(given) < 3:
+                raise PeerUnreachable("the peer did not answer in time", reason=SILENT if there else None)
+            yield made.peer
+
+        monkeypatch.setattr(made.context.peers, "session", busy)
+        if there:
+            await made.fetch(entry.claim).run()
+            assert given == [0.2] * 3
+        else:
+            with pytest.raises(PeerUnreachable):
+                await made.fetch(entry.claim).run()
+            assert given == [0.2]

@@ -14,7 +14,7 @@ import numpy as np
 from hawk.control.messages import PeerMessage
 from hawk.errors import Aborted, AccessDenied, HawkError, PeerLost, TransferFailed
 from hawk.jobs.fetch import FetchJob
-from hawk.jobs.offers import Outcome
+from hawk.jobs.past import Outcome
 from hawk.jobs.request import FetchRequest
 from hawk.jobs.states import State
 from tests.end_to_end import caches as c
