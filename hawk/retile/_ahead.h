@@ -225,6 +225,10 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
     t->move.far = !o->from.lines;
     /* Lines of a piece where they are asked for as a group's: what pieces share is asked for once. */
     const int lines = o->from.lines < o->each / 64 ? o->from.lines : (int)(o->each / 64);
+    const int quick = t->kind != SLOW && group_of(t->work.src_codec) == 1 && group_of(t->work.dst_codec) == 1;
+    struct rest rest;
+    if (quick)
+        lay_out(&rest, c->loop, c->loops, (int)width_of(t->work.dst_codec));
     for (int64_t i = begin; i < o->end; i++) {
         const struct piece *p = piece(o, i), *far;
         if (i >= o->end)
@@ -232,6 +236,18 @@ static int execute(struct call *c, struct course *o, int64_t begin, int64_t end,
         if (!p->whole) {
             const int64_t at = ordered(&o->order, i);
             const int64_t limit[3] = {c->column[LO][at], c->column[HI][at], c->column[COLS][at]};
+            if (quick && limit[0] <= 0 && p->src && p->s + c->last_src < c->src_elements) {
+                prepare(t, c, p);
+                t->next = NULL;
+                t->ahead[0] = (struct soon){p->from, NULL};
+                t->ahead[1].from = p->from + 64 * t->line.count;
+                walk(t, 0, p->s, p->d, 0);
+                rest.dst = p->dst + t->work.dst_header;
+                rest.rows = limit[1];
+                rest.cols = limit[2];
+                clear_rest(&rest, 0, p->d, 0, 0);
+                continue;
+            }
             prepare(&c->partial, c, p);
             walk_partial(&c->partial, 0, p->s, p->d, 0, 0, limit);
             continue;
