@@ -271,3 +271,29 @@ def verbs(as_json: bool, segments: int, runs: int, mebibytes: int) -> None:
 def gpu(as_json: bool, **options: Any) -> None:
     """Whole jobs from a GPU into the emulated device, beside plain copies, and while the GPU computes."""
     _bench("gpu", as_json, **options)
+
+
+@bench.command()
+@click.option("--python", help="Python with vLLM.  [default: HAWK_VLLM_PYTHON, or .venv-vllm of the clone]")
+@click.option(
+    "--length",
+    "lengths",
+    type=click.IntRange(2, 8192),
+    multiple=True,
+    help="Tokens of a prompt; may be given again.  [default: 64, 512, 2048]",
+)
+@click.option(
+    "--way",
+    "ways",
+    multiple=True,
+    help="alone, hawk, hawk-early, example or nixl; may be given again.  [default: all]",
+)
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Of the model.  [default: bfloat16]"
+)
+@_five_runs
+@click.option("--quick", is_flag=True, help="One run of the first length: does it work, not how fast is it.")
+@_json
+def vllm(as_json: bool, **options: Any) -> None:
+    """Time to the first token of pairs of vLLM engines on CPUs: HAWK, vLLM's own connectors, and one engine alone."""
+    _bench("ttft", as_json, **options)
