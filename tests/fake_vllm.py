@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +46,16 @@ class Base:
 
     def has_connector_metadata(self) -> bool:
         return self._connector_metadata is not None
+
+
+class Factory:
+    known: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    @classmethod
+    def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls.known:
+            raise ValueError("already registered")
+        cls.known[name] = module_path, class_name
 
 
 class Stats:
@@ -89,6 +99,7 @@ def modules(version: str = "0.32.0") -> dict[str, ModuleType]:
             _module(name, __path__=[])
             for name in ("vllm.distributed.kv_transfer", base.rpartition(".")[0], base)
         ),
+        _module(f"{base.rpartition('.')[0]}.factory", KVConnectorFactory=Factory),
         _module(
             f"{base}.base",
             KVConnectorBase_V1=Base,

@@ -107,11 +107,13 @@ class Books:
 
     engine    this engine's name, which its agents' names begin with
     model, grid    what is shared out among its workers
+    alone     whether whoever has this engine's address reaches this one, and not one of several behind it
     gone      numbers of workers that have no agent now: nothing is handed over
     """
 
-    def __init__(self, engine: str, model: Model, grid: Grid) -> None:
+    def __init__(self, engine: str, model: Model, grid: Grid, *, alone: bool = True) -> None:
         self.engine = engine
+        self.alone = alone
         self.model = model
         self.grid = grid
         self.workers: list[Worker] = []
@@ -269,6 +271,7 @@ class Books:
                 tokens=entry.prompt,
                 digest=entry.digest,
                 blocks=blocks,
+                alone=self.alone,
             )
         except Exception:  # the workers have the offer: whatever this is, the blocks stay until they say so
             log.exception("nothing can be handed over", request=key)

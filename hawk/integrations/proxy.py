@@ -45,8 +45,9 @@ class Prefill:
     place: dict[str, Any] = field(default_factory=dict)
 
     def learn(self, params: Mapping[str, Any]) -> bool:
-        """Takes over where its agents are; whether that is new."""
-        place = {key: params[key] for key in _PLACE if key in params}
+        """Takes over where its agents are; whether that is new.  One of several engines tells nothing of the others."""
+        known = params.get("hawk_early") is not False
+        place = {key: params[key] for key in _PLACE if key in params and known}
         old, self.place = self.place, place
         return old != place
 

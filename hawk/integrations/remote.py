@@ -141,8 +141,13 @@ def write(
     tokens: int,
     digest: str,
     blocks: Sequence[Sequence[int]],
+    alone: bool = True,
 ) -> dict[str, Any]:
-    """What the prefill engine returns with its answer, for the decode engine: `kv_transfer_params`, plain JSON."""
+    """What the prefill engine returns with its answer, for the decode engine: `kv_transfer_params`, plain JSON.
+
+    Where it is not `alone` behind its address a proxy cannot know which of several will get the next request, so that
+    a fetch that begins early would go astray: `hawk_early` is then false.
+    """
     host, port = _place(workers[0].address)
     return {
         "do_remote_prefill": True,
@@ -158,6 +163,7 @@ def write(
         "transfer_id": transfer,
         "hawk_tickets": _tickets(transfer, workers, model, grid, tokens, attempt),
         "hawk_digest": digest,
+        **({} if alone else {"hawk_early": False}),
     }
 
 

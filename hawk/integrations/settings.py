@@ -43,7 +43,9 @@ class Settings:
     )
     host: str = option("", "Host at which others reach these agents, where control listens on every address.")
     agent: str = option(
-        "", 'A hawk-agent beside the engine, "ipc://PATH" with {rank} for the worker; else embedded.'
+        "",
+        'A hawk-agent beside the engine, "ipc://PATH" with {rank} for the worker and {dp} for one of several '
+        "data-parallel engines; else embedded.",
     )
     config: Path | None = option(None, "Configuration file of the embedded agent, as for hawk-agent.")
     cpus: str = option(
@@ -147,6 +149,19 @@ def _overlay(
             env[variable] = str(value)
         for word, meaning in known.items():
             env[variable] = env[variable].replace(f"{{{word}}}", meaning)
+
+
+def for_one_of_several(settings: Settings, index: int, size: int) -> Settings:
+    """The settings of engine `index` of several that were given the same ones (data parallel), `size` workers each.
+
+    They listen one behind the other, and go by names of their own; `agent` may hold `{dp}` for the number.
+    """
+    return replace(
+        settings,
+        control=worker_address(settings.control, index * size),
+        name=f"{settings.name}-dp{index}" if settings.name else "",
+        agent=settings.agent.replace("{dp}", str(index)),
+    )
 
 
 def beside(settings: Settings, number: int) -> str:

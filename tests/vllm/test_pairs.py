@@ -192,6 +192,38 @@ def test_two_workers_prefill_for_one(fleet: Fleet) -> None:
     assert p("idle")["usage"] == d("idle")["usage"] == 0
 
 
+def test_one_of_several_connectors(fleet: Fleet) -> None:
+    """vLLM's MultiConnector: requests go through HAWK, and vLLM's example keeps prefixes in files beside it."""
+
+    def several(role: str, name: str) -> dict[str, Any]:
+        files = {"shared_storage_path": str(fleet.folder / name)}
+        example = {"kv_connector": "ExampleConnector", "kv_role": role, "kv_connector_extra_config": files}
+        ours = transfer(role, name)
+        del ours["engine_id"]  # the children have their parent's
+        return {
+            "kv_connector": "MultiConnector",
+            "kv_role": role,
+            "engine_id": name,
+            "kv_connector_extra_config": {"connectors": [example, ours]},
+        }
+
+    p, d = fleet.engines(
+        p_several={"dtype": "float32", "block": 32, "transfer": several("kv_producer", "p-several")},
+        d_several={"dtype": "float32", "block": 32, "transfer": several("kv_both", "d-several")},
+    )
+    asked = [prompt(129), prompt(300)]
+    expected = alone(d, asked)  # whose whole blocks are in a file from then on
+    found = decoded(d, asked[1:], prefilled(p, asked[1:]))
+    assert [one["tokens"] for one in found] == expected[1:]
+    assert p("idle")["usage"] == 0
+    (other,) = prompts((140,), 99)
+    (found,) = decoded(d, [other], prefilled(p, [other]))
+    assert found["cached"] == 140
+    assert [found["tokens"]] == alone(d, [other])
+    assert d("counts")["vllm:hawk_fetched_total"] == 1
+    assert p("idle")["usage"] == d("idle")["usage"] == 0
+
+
 def test_a_prefill_engine_that_dies_in_the_middle(fleet: Fleet) -> None:
     small = {"jobs": {"chunk": "512KiB"}}
     p, fails, computes = fleet.engines(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from hawk.errors import HawkError
 from hawk.integrations import http
 from hawk.integrations.http import Server
 from hawk.integrations.proxy import Proxy
@@ -52,7 +53,13 @@ def serve(folder: Path, model: Path, role: str, name: str, block: int, processor
     }
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+            [
+                PYTHON,
+                "-m",
+                "vllm.entrypoints.openai.api_server",
+                "--enforce-eager",
+                "--trust-request-chat-template",
+            ]
             + [str(word) for pair in options.items() for word in pair],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -159,3 +166,81 @@ async def test_streams_and_a_client_that_leaves(servers: tuple[Server, Server, s
                 await asyncio.sleep(0.2)
             while await count(server, "vllm:kv_cache_usage_perc"):
                 await asyncio.sleep(0.2)
+
+
+async def post(server: Server, path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    sent = http.request(
+        "POST", path, "x", {"content-type": "application/json", **headers}, json.dumps(body).encode()
+    )
+    async with asyncio.timeout(LIMIT):
+        async with http.asked(server, sent) as (head, reader):
+            found = json.loads(await http.read_body(reader, head, answer=True))
+    assert head.status == 200, found
+    return dict(found)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_as_the_routing_sidecar_of_llm_d_asks(servers: tuple[Server, Server, str], path: str) -> None:
+    """Its `nixlv2` protocol: what it puts into a request and takes out again, and in which order."""
+    p, d, model = servers
+    (asked,) = prompts((200,), seed=13)
+    text = " ".join(f"w{token}" for token in asked)
+    chat = path.endswith("chat/completions")
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    own = (
+        {"messages": [{"role": "user", "content": text}], "chat_template": template}
+        if chat
+        else {"prompt": text}
+    )
+    client = {"model": model, "temperature": 0, "ignore_eos": True, "max_tokens": 24, **own}
+    expected = await post(d, path, client)
+    before = await count(d, "vllm:hawk_fetched_total")
+    empty = {"remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None}
+    first = {
+        **client,
+        "stream": False,
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False, **empty},
+    }
+    name = {"x-request-id": "b9a3a1de-0000-11f0-8000-000000000000"}  # of both requests
+    there = (await post(p, path, first, **name))["kv_transfer_params"]
+    found = await post(d, path, {**client, "kv_transfer_params": there}, **name)
+    said = [
+        one["choices"][0]["message"]["content"] if chat else one["choices"][0]["text"]
+        for one in (found, expected)
+    ]
+    assert said[0] == said[1]
+    assert await count(d, "vllm:hawk_fetched_total") == before + 1
+    await post(d, path, {**client, "kv_transfer_params": None}, **name)  # where the answer had none
+
+
+async def test_vllms_own_example_proxy(servers: tuple[Server, Server, str]) -> None:
+    """`toy_proxy_server.py` of vLLM's tests of its NIXL connector, as it is; `HAWK_VLLM_PROXY` says where it lies."""
+    file = os.environ.get("HAWK_VLLM_PROXY")
+    if not file:
+        pytest.skip("HAWK_VLLM_PROXY names no toy_proxy_server.py")
+    p, d, model = servers
+    asked = prompts((40, 300), seed=14)
+    expected = [await ask(d, model=model, prompt=one) for one in asked]
+    before = await count(d, "vllm:hawk_fetched_total")
+    port = free_port()
+    where = {"--port": port, "--prefiller-hosts": p.host, "--prefiller-ports": p.port}
+    where |= {"--decoder-hosts": d.host, "--decoder-ports": d.port}
+    options = [str(word) for pair in where.items() for word in pair]
+    process = await asyncio.create_subprocess_exec(PYTHON, file, *options, stdin=subprocess.DEVNULL)
+    try:
+        proxy = Server("127.0.0.1", port)
+        async with asyncio.timeout(LIMIT):
+            while True:
+                try:
+                    assert (await get(proxy, "/healthcheck"))[0] == 200
+                    break
+                except HawkError:  # it is not there yet
+                    assert process.returncode is None
+                    await asyncio.sleep(0.1)
+        assert [await ask(proxy, model=model, prompt=one) for one in asked] == expected
+        assert await count(d, "vllm:hawk_fetched_total") == before + len(asked)
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), LIMIT)

@@ -5,6 +5,7 @@ Importing this module raises `MissingDependency` where there is no vLLM, or one 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import re
@@ -53,6 +54,7 @@ except ImportError as absent:
 check_version(str(getattr(vllm, "__version__", "") or importlib.metadata.version("vllm")))
 
 try:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorBase_V1,
         KVConnectorHandshakeMetadata,
@@ -90,8 +92,10 @@ __all__ = [
     "create_metric_per_engine",
     "cpu_page",
     "grid_of",
+    "make_known",
     "model_of",
     "number_of",
+    "one_of_several",
     "only_group",
     "refuse",
     "show_log",
@@ -116,6 +120,12 @@ def show_log() -> None:
     level = theirs.getEffectiveLevel()
     ours.setLevel(logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING))
     logging.getLogger("hawk.integrations").setLevel(level)
+
+
+def make_known(name: str, module: str) -> None:
+    """Enters a connector in vLLM's own list.  What it counted is read by its name alone, inside `MultiConnector`."""
+    with contextlib.suppress(ValueError):  # it is there
+        KVConnectorFactory.register_connector(name, module, name)
 
 
 def _no(what: str, field: str, got: object, expected: object = "") -> RegistrationFailed:
@@ -210,6 +220,13 @@ def wanted(
         given=given,
         options=options,
     )
+
+
+def one_of_several(config: Any) -> int | None:
+    """Which of several engines that were started by one command (data parallel) this is; None where it is alone."""
+    if not re.search(r"_dp\d+$", config.kv_transfer_config.engine_id or ""):
+        return None
+    return int(getattr(config.parallel_config, "data_parallel_index", 0))
 
 
 def grid_of(config: Any) -> Grid:

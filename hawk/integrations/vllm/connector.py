@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hawk.integrations import stats
 from hawk.integrations.books import Books
 from hawk.integrations.engine import Engine
-from hawk.integrations.settings import engine_name, read_settings
+from hawk.integrations.settings import engine_name, for_one_of_several, read_settings
 from hawk.integrations.vllm import api
 from hawk.integrations.vllm.hooks import hook
 from hawk.integrations.vllm.lent import Lent
@@ -36,11 +36,13 @@ class HawkConnector(SchedulerHooks, WorkerHooks, api.SupportsHMA):  # type: igno
         api.show_log()
         api.refuse(vllm_config, kv_cache_config)
         self._settings = read_settings(transfer.kv_connector_extra_config)
+        self._grid = api.grid_of(vllm_config)
+        if (index := api.one_of_several(vllm_config)) is not None:
+            self._settings = for_one_of_several(self._settings, index, self._grid.size)
         self._engine_name = engine_name(self._settings, transfer.engine_id)
         self._side = api.ROLES[transfer.kv_role]
         self._config = vllm_config
         self._model = api.model_of(vllm_config, kv_cache_config)
-        self._grid = api.grid_of(vllm_config)
         self._books: Books | None = None
         self._engine: Engine | None = None
         self._layers: dict[str, int] = {}
@@ -53,7 +55,7 @@ class HawkConnector(SchedulerHooks, WorkerHooks, api.SupportsHMA):  # type: igno
         self._digests: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
         if role == api.KVConnectorRole.SCHEDULER:
-            self._books = Books(self._engine_name, self._model, self._grid)
+            self._books = Books(self._engine_name, self._model, self._grid, alone=index is None)
         else:
             self._engine = Engine(
                 self._settings,

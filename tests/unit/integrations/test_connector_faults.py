@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hawk.integrations.http import Server
+from hawk.integrations.proxy import Prefill
 from tests import fake_vllm
 from tests.unit.integrations.test_connector import PROMPT, pair, prefill, rows, steps, vllm
 
@@ -186,3 +188,36 @@ def test_tiles_are_asked_for_where_attention_needs_them(vllm: None, monkeypatch:
     assert asked == []
     api.allow_tiles("amx")
     assert asked == ["amx"]
+
+
+def test_engines_that_one_command_starts_get_names_and_places_of_their_own(
+    vllm: None, short_path: Path
+) -> None:
+    from hawk.integrations.vllm import HawkConnector, api
+
+    sides = []
+    for index in range(2):
+        more = {"control": "tcp://127.0.0.1:7400", "name": "p", "hawk": {"agent": {"insecure": True}}}
+        side = fake_vllm.Engine(
+            "kv_producer", engine_id=f"p_dp{index}", block=4, blocks=32, order="LBHNC", extra=more
+        )
+        side.config.parallel_config.data_parallel_index = index
+        sides.append(HawkConnector(side.config, fake_vllm.Role.SCHEDULER, side.cache))
+    assert [side._settings.control for side in sides] == ["tcp://127.0.0.1:7400", "tcp://127.0.0.1:7401"]
+    assert [side._engine_name for side in sides] == ["p-dp0", "p-dp1"]
+    assert not any(side._books.alone for side in sides)
+    assert fake_vllm.Factory.known["HawkConnector"] == ("hawk.integrations.vllm", "HawkConnector")
+    assert api.one_of_several(engine_config("p")) is None
+
+
+def engine_config(engine_id: str) -> SimpleNamespace:
+    return SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id=engine_id))
+
+
+def test_who_is_one_of_several_is_not_fetched_from_early() -> None:
+    prefill = Prefill(Server("127.0.0.1", 1))
+    place = {"remote_engine_id": "p_dp1", "remote_host": "h", "remote_port": 7401}
+    assert prefill.learn(place)
+    assert prefill.place == place
+    assert prefill.learn({**place, "hawk_early": False})
+    assert prefill.place == {}

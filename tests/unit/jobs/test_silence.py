@@ -124,9 +124,7 @@ async def test_a_peer_that_is_there_is_asked_again(there: bool, monkeypatch: pyt
         entry, given = made.offer(), []
 
         @contextlib.asynccontextmanager
-        async def busy(
-            name: str, address: str, *, timeout: float, patience: float
-        ) -> AsyncIterator[object]:
+        async def busy(name: str, address: str, *, timeout: float, patience: float) -> AsyncIterator[object]:
             given.append(timeout)
             if len(given) < 3:
                 raise PeerUnreachable("the peer did not answer in time", reason=SILENT if there else None)
