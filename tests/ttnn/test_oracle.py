@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hawk.retile import native
 from tests.ttnn import checks
 from tests.ttnn.conftest import CHIPS
 
@@ -11,6 +12,10 @@ BANKS = {"p150": 8, "p100": 7, "n150": 12, "4xp150": 8}
 CODECS = ("bf16", "bfp8_b", "bfp4_b", "fp32")
 # KV heads of one chip: Llama 8B and 70B have 8, at TP 1, 2, 4, 8; and some that no power of two divides.
 HEADS = (8, 4, 2, 1, 3, 5)
+
+
+def test_hawks_own_core_runs_in_this_python():
+    assert native.available()
 
 
 @pytest.mark.parametrize("chip", CHIPS)
