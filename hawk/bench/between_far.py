@@ -35,6 +35,7 @@ from hawk.demo import check, engine, scenario
 from hawk.errors import HawkError, InternalError
 from hawk.memory import shared
 from hawk.memory.cuda import device
+from hawk.memory.cuda_held import Held
 from hawk.memory.cuda_share import Imported, export
 from hawk.memory.cuda_shared import SharedDeviceMemory
 from hawk.retile.cpu import Retiler
@@ -66,6 +67,7 @@ class Far:
         self._pools: dict[str, _Pool] = {}
         self._naive: Naive | None = None
         self._landing: Cache | None = None
+        self._whole: KVCache | None = None
 
     async def open(self) -> None:
         """Starts the agent."""
@@ -93,6 +95,7 @@ class Far:
             self._pools[CHANNELS] = self._pools[NAIVE] = _Pool(made, self._regions("npu"))
         if NAIVE in kinds:
             whole = KVCache.alloc(scene.source.replace(blocks=-(-tokens // scene.source.block_size)))
+            self._whole = whole
             self._landing = await self._client.register(whole)
             pool = self._pools[NAIVE]
             self._naive = await asyncio.to_thread(
@@ -107,11 +110,13 @@ class Far:
         """Gives the pools back."""
         if self._landing is not None:
             await self._landing.release()
-            if self._naive is not None:
-                self._naive.close()
+        if self._naive is not None:
+            self._naive.close()
+        if self._whole is not None:
+            self._whole.close()
         for pool in {id(p): p for p in self._pools.values()}.values():
             await pool.cache.release()
-        self._pools, self._landing, self._naive = {}, None, None
+        self._pools, self._landing, self._naive, self._whole = {}, None, None, None
 
     def _regions(self, memory: str) -> Sequence[Region]:
         return self._agent.memory(memory).regions
@@ -188,29 +193,27 @@ class Far:
 
 
 def _raw(source: int, target: int, nbytes: int, runs: int) -> list[float]:
-    made = SharedDeviceMemory(device(source), nbytes, "raw")
     there = device(target)
-    exported = export(device(source), made.region.address, nbytes)
-    opened = Imported(there, exported)
-    exported.close()
-    try:
-        with there.current() as driver:
-            room, stream = driver.allocate(nbytes), driver.stream(low=False)
-            begin, end = driver.timer(), driver.timer()
+    with contextlib.ExitStack() as stack:
+        made = SharedDeviceMemory(device(source), nbytes, "raw")
+        stack.callback(made.close)
+        exported = export(device(source), made.region.address, nbytes)
+        stack.callback(exported.close)
+        opened = Imported(there, exported)
+        stack.callback(opened.close)
+        with there.current() as driver, Held(there) as held:
+            room, stream, begin, end = held.allocate(nbytes), held.stream(), held.timer(), held.timer()
             found = []
             for _ in range(runs + 1):
-                driver.record(begin, stream)
-                driver.across(room, opened.address, nbytes, stream)
-                driver.record(end, stream)
-                driver.synchronise(end)
+                driver.run(
+                    [
+                        ("record", begin, stream),
+                        ("across", room, opened.address, nbytes, stream),
+                        ("record", end, stream),
+                        ("synchronise", end),
+                    ]
+                )
                 found.append(driver.elapsed(begin, end))
-            for event in (begin, end):
-                driver.drop_event(event)
-            driver.drop_stream(stream)
-            driver.free(room)
-    finally:
-        opened.close()
-        made.close()
     return found[1:]
 
 
@@ -244,13 +247,12 @@ class _Pool:
     def mark(self) -> None:
         """Every byte of the memory becomes one that no request brings."""
         for region in self.regions:
-            with device(region.gpu).current() as driver:
-                stream, event = driver.stream(low=False), driver.event()
+            there = device(region.gpu)
+            with there.current() as driver, Held(there) as held:
+                stream, event = held.stream(), held.event()
                 driver.fill(region.address, engine.UNTOUCHED, region.nbytes, stream)
                 driver.record(event, stream)
                 driver.synchronise(event)
-                driver.drop_event(event)
-                driver.drop_stream(stream)
 
     def seen(self, stack: contextlib.ExitStack) -> _Seen:
         """What is in it now."""
@@ -258,13 +260,12 @@ class _Pool:
         buffers = []
         for region in self.regions:
             buffer = stack.enter_context(shared.alloc(last, name="seen"))
-            with device(region.gpu).current() as driver:
-                stream, event = driver.stream(low=False), driver.event()
+            there = device(region.gpu)
+            with there.current() as driver, Held(there) as held:
+                stream, event = held.stream(), held.event()
                 driver.to_host(buffer.array.ctypes.data, region.address, last, stream)
                 driver.record(event, stream)
                 driver.synchronise(event)
-                driver.drop_event(event)
-                driver.drop_stream(stream)
             buffers.append(buffer)
         return _Seen(self, buffers)
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from hawk.bench.bytes_alone import scramble
 from hawk.bench.serving import Served
-from hawk.errors import HawkError, InternalError
+from hawk.errors import InternalError
 from hawk.memory import shared
 from hawk.memory.cuda import device
-from hawk.memory.cuda_rows import Rows, most_rows
+from hawk.memory.cuda_held import Held
+from hawk.memory.cuda_rows import most_rows
 from hawk.plan.segments import direct
 from hawk.plan.source import retile_steps
 from hawk.plan.target import target_chunk
@@ -70,12 +71,16 @@ class Naive:
         self._remote, self._nbytes = rows.remote, rows.nbytes
         self._target = address[rows.region] + rows.local
         self.tiled = np.zeros(planned.nbytes, np.uint8)
+        self._held = Held(there)
+        try:
+            with there.current():
+                self._room = self._held.allocate(planned.nbytes)
+                self._stream, self._event = self._held.stream(), self._held.event()
+                self._rows = self._held.rows(self._stream, most_rows(planned.nbytes, len(self._nbytes)))
+        except BaseException:
+            self._held.close()
+            raise
         self._retiler = Retiler(len(os.sched_getaffinity(0)))
-        with there.current() as driver:
-            self._room, self._stream = driver.allocate(planned.nbytes), driver.stream(low=False)
-            self._event = driver.event()
-            most = most_rows(planned.nbytes, len(self._nbytes))
-            self._rows = Rows(there, driver, self._stream, most)
 
     async def tile(self, retiler: Retiler) -> float:
         """Seconds that tiling takes."""
@@ -103,14 +108,9 @@ class Naive:
         return up - began, time.perf_counter() - up
 
     def close(self) -> None:
-        """Gives the device's memory back."""
-        with contextlib.suppress(HawkError), self._there.current() as driver:
-            self._rows.close(driver)
-            driver.drop_stream(self._stream)
-            driver.drop_event(self._event)
-            driver.free(self._room)
+        """Gives the device's memory back; the whole tensor is its owner's."""
+        self._held.close()
         self._retiler.close()
-        self._whole.close()
 
 
 async def sockets(nbytes: int, runs: int) -> list[float]:
@@ -143,8 +143,9 @@ def ordinary(number: int, nbytes: int, runs: int) -> tuple[list[float], list[flo
     """Seconds of copies from a GPU to ordinary memory, and back."""
     plain = np.ones(nbytes, np.uint8)
     found: tuple[list[float], list[float]] = [], []
-    with device(number).current() as driver:
-        room, stream, event = driver.allocate(nbytes), driver.stream(low=False), driver.event()
+    there = device(number)
+    with there.current() as driver, Held(there) as held:
+        room, stream, event = held.allocate(nbytes), held.stream(), held.event()
         for _ in range(runs + 1):
             for up in (False, True):
                 began = time.perf_counter()
@@ -155,7 +156,4 @@ def ordinary(number: int, nbytes: int, runs: int) -> tuple[list[float], list[flo
                 driver.record(event, stream)
                 driver.outwait(event)
                 found[up].append(time.perf_counter() - began)
-        driver.drop_event(event)
-        driver.drop_stream(stream)
-        driver.free(room)
     return found[0][1:], found[1][1:]

@@ -15,6 +15,7 @@ import numpy as np
 from hawk.errors import MissingDependency
 from hawk.jobs.chunks import cut, tapered
 from hawk.memory.cuda import Pinned, device
+from hawk.memory.cuda_held import Held
 from hawk.plan.repeat import SourcePlans, TargetPlans
 from hawk.plan.types import Placement, Selection
 from hawk.retile.cuda.bases import Span
@@ -157,20 +158,23 @@ class Chunks:
             for i, one in enumerate(planned)
         ]
         cupy.cuda.Device(gpu).synchronize()
+        self._held = Held(self._device)
         self.streams: list[int] = []
 
     def __enter__(self) -> Chunks:
-        with self._device.current() as driver:
-            self.streams = [driver.stream(low=True) for _ in self._rooms]
+        with self._device.current():
+            try:
+                self.streams = [self._held.stream(low=True) for _ in self._rooms]
+            except BaseException:
+                self._held.close()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pinned.close()
-        with self._device.current() as driver:
-            for stream in self.streams:
-                driver.drop_stream(stream)
+        self._held.close()
 
     def put(self, layers: int, kernels: bool, copies: bool) -> None:
         """Puts the chunks that end with this layer behind its event, each onto the stream of its room."""

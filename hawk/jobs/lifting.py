@@ -17,6 +17,7 @@ import numpy as np
 from hawk.errors import DeadlineExceeded, HawkError
 from hawk.jobs.states import settle
 from hawk.memory.cuda import device
+from hawk.memory.cuda_held import Held
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_wait import none_left
 from hawk.memory.region import Region, Segments
@@ -24,10 +25,10 @@ from hawk.transports._pieces import cut
 from hawk.transports.base import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hawk.memory.cuda import CudaDevice
-    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.cuda_driver import Call
     from hawk.memory.region import I64
     from hawk.transports._pieces import Piece
     from hawk.transports.base import Capabilities
@@ -52,25 +53,12 @@ async def lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
 
 
 def _lift(arena: Region, shadow: Region, offset: int, nbytes: int) -> None:
-    with device(shadow.gpu).current() as driver, _stream(driver) as (stream, event):
+    there = device(shadow.gpu)
+    with there.current() as driver, Held(there) as held:
+        stream, event = held.stream(), held.event()
         with none_left(driver, stream, event):
-            driver.to_device(shadow.address + offset, arena.address + offset, nbytes, stream)
-            driver.record(event, stream)
-            driver.outwait(event)
-
-
-@contextlib.contextmanager
-def _stream(driver: Driver) -> Iterator[tuple[int, int]]:
-    """A stream of the current device and an event, for as long as the block lasts."""
-    stream = driver.stream(low=False)
-    try:
-        event = driver.event()
-        try:
-            yield stream, event
-        finally:
-            driver.drop_event(event)
-    finally:
-        driver.drop_stream(stream)
+            up = "to_device", shadow.address + offset, arena.address + offset, nbytes, stream
+            driver.run([up, ("record", event, stream), ("outwait", event)])
 
 
 class _Slot:
@@ -97,15 +85,17 @@ class _Slot:
         """Brings the piece, whose rows begin `at` these bytes of the buffer, to its places, and waits for that."""
         assert self._rows is not None
         target = bases[piece.region] + piece.local
-        with self._there.current() as driver, none_left(driver, self._stream, self._event):
+        stream = self._stream
+        with self._there.current() as driver, none_left(driver, stream, self._event):
             if piece.total >= _LONG * len(at):
-                for to, begin, n in zip(target.tolist(), at.tolist(), piece.nbytes.tolist(), strict=True):
-                    driver.to_device(to, self._host + begin, n, self._stream)
+                columns = zip(target.tolist(), at.tolist(), piece.nbytes.tolist(), strict=True)
+                calls: list[Call] = [
+                    ("to_device", to, self._host + begin, n, stream) for to, begin, n in columns
+                ]
             else:
-                driver.to_device(self._room, self._host, piece.total, self._stream)
-                self._rows.put(driver, self._room + at, target, piece.nbytes)
-            driver.record(self._event, self._stream)
-            driver.outwait(self._event)
+                calls = [("to_device", self._room, self._host, piece.total, stream)]
+                calls += self._rows.calls(self._room + at, target, piece.nbytes)
+            driver.run([*calls, ("record", self._event, stream), ("outwait", self._event)])
 
     def close(self) -> None:
         with contextlib.suppress(HawkError), self._there.current() as driver:

@@ -14,6 +14,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from hawk.errors import (
     Aborted,
     DeviceLost,
@@ -26,6 +28,7 @@ from hawk.memory import cuda_driver
 from hawk.memory.base import MoveSupport
 from hawk.memory.channels import Channels, check_options
 from hawk.memory.cuda_driver import FLUSH_BY_HOST, ORDERED_FOR_OWNER, Attribute, CudaFault
+from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_wait import none_left
 from hawk.memory.region import Region
 from hawk.units import Size, approximate_size
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 PAGE = 2 << 20
 """Bytes that an allocation of ours is rounded up to: what the GPU maps at a time, and whole pages of the host."""
 
-MOVES_AT_ONCE = 4096
-"""Rows of a move that are on the way between two looks at whether it is still wanted."""
+MOVES_AT_ONCE, MOVED_AT_ONCE = 1 << 14, 256 << 20
+"""Rows of a move, and bytes unless one row has more, that are on the way between two looks at whether it is wanted."""
 
 
 class DeviceRegion(Region):
@@ -240,6 +243,7 @@ class CudaMemory(Channels):
         super().__init__(name, channels=channels, channel_bytes=capacity // channels, alignment=alignment)
         self.device = device(gpu, field=f"{name}.gpu")
         self._stream = self._event = self._base = 0
+        self._rows: Rows | None = None
         self._dmabuf = -1
         self.why_no_dmabuf = ""
         whole = -(-channels * self.channel_bytes // PAGE) * PAGE
@@ -321,21 +325,23 @@ class CudaMemory(Channels):
 
     @property
     def move_support(self) -> MoveSupport:
-        """The GPU's copy engines move the bytes."""
+        """A kernel moves the bytes, or the GPU's copy engines where rows are long or there is nothing to compile it."""
         return MoveSupport.DEVICE
 
     def _move(self, moves: Moves, regions: Sequence[Region], stop: threading.Event) -> None:
-        base = [region.address for region in regions]
-        rows = zip(
-            *(c.tolist() for c in (moves.channel, moves.source, moves.target, moves.nbytes)), strict=True
-        )
+        base = np.asarray([region.address for region in regions], np.int64)[moves.channel]
+        source, target, ends = base + moves.source, base + moves.target, np.cumsum(moves.nbytes)
+        begin = done = 0
         with self.device.current() as driver, none_left(driver, self._stream, self._event):
-            for number, (channel, source, target, nbytes) in enumerate(rows, 1):
-                driver.across(base[channel] + target, base[channel] + source, nbytes, self._stream)
-                if number % MOVES_AT_ONCE and number < len(moves):
-                    continue
-                driver.record(self._event, self._stream)
-                driver.synchronise(self._event)
+            if self._rows is None:
+                most = most_rows(MOVED_AT_ONCE, MOVES_AT_ONCE)
+                self._rows = Rows(self.device, driver, self._stream, most)
+            while begin < len(moves):
+                end = max(int(ends.searchsorted(done + MOVED_AT_ONCE, "right")), begin + 1)
+                part = slice(begin, min(end, begin + MOVES_AT_ONCE))
+                calls = self._rows.calls(source[part], target[part], moves.nbytes[part])
+                driver.run([*calls, ("record", self._event, self._stream), ("outwait", self._event)])
+                begin, done = part.stop, int(ends[part.stop - 1])
                 if stop.is_set():
                     return
                 if self._closing.is_set():
@@ -348,10 +354,13 @@ class CudaMemory(Channels):
         if fd >= 0:
             os.close(fd)
         base, self._base = self._base, 0
+        rows, self._rows = self._rows, None
         stream, event, self._stream, self._event = self._stream, self._event, 0, 0
         if not base or self.device.lost is not None:
             return  # with a lost context the driver has taken all of it
         with contextlib.suppress(HawkMemoryError), self.device.current() as driver:
+            if rows is not None:
+                rows.close(driver)
             if stream:
                 driver.drop_stream(stream)
             if event:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hawk.memory.cuda import CudaDevice
-    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.cuda_driver import Call, Driver
     from hawk.memory.region import I64
 
 LONG = 1 << 20
@@ -67,31 +67,41 @@ class Rows:
                 raise
             self._table = _words(self._host, most * copies.COLUMNS).reshape(most, copies.COLUMNS)
 
-    def put(self, driver: Driver, source: I64, target: I64, nbytes: I64, begin: int = 0) -> None:
-        """Puts copies of these rows, none empty, onto the stream; what the last call put there has been done by now.
+    def put(self, driver: Driver, source: I64, target: I64, nbytes: I64) -> None:
+        """Puts copies of these rows, none empty, onto the stream; what the last call put there has been done by now."""
+        driver.run(self.calls(source, target, nbytes))
+
+    def calls(self, source: I64, target: I64, nbytes: I64, begin: int = 0) -> list[Call]:
+        """The calls of the driver that do what `put` does, for `Driver.run`.
 
         begin    an event that is recorded before the first byte moves, and after what has to be prepared for that
         """
+        stream = self._stream
+        first: list[Call] = [("record", begin, stream)] if begin else []
         if self._kernel is None or int(nbytes.sum()) >= LONG * len(nbytes):
-            if begin:
-                driver.record(begin, self._stream)
-            for to, at, n in zip(target.tolist(), source.tolist(), nbytes.tolist(), strict=True):
-                driver.across(to, at, n, self._stream)
-            return
+            rows = zip(target.tolist(), source.tolist(), nbytes.tolist(), strict=True)
+            return first + [("across", to, at, n, stream) for to, at, n in rows]
         count = len(nbytes)
         if int(nbytes.max()) <= copies.LONGEST:
             table = self._table[:count]
             table[:, 0], table[:, 1], table[:, 2] = source, target, nbytes
         else:
-            rows = copies.table(source, target, nbytes)
-            count = len(rows)
-            self._table[:count] = rows
+            cut = copies.table(source, target, nbytes)
+            count = len(cut)
+            self._table[:count] = cut
         assert count <= self._most
-        driver.to_device(self._there, self._host, count * copies.COLUMNS * 8, self._stream)
-        arguments = copies.arguments(self._there, count)
-        if begin:
-            driver.record(begin, self._stream)
-        driver.launch(self._kernel.function, count, copies.THREADS, arguments, self._stream)
+        return [
+            ("to_device", self._there, self._host, count * copies.COLUMNS * 8, stream),
+            *first,
+            (
+                "launch",
+                self._kernel.function,
+                count,
+                copies.THREADS,
+                copies.arguments(self._there, count),
+                stream,
+            ),
+        ]
 
     def close(self, driver: Driver) -> None:
         """Gives its tables back."""

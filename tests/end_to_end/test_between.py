@@ -18,9 +18,10 @@ from hawk.bench import between, between_naive
 from hawk.bench.between_far import Far, _Pool
 from hawk.bench.between_process import Process
 from hawk.demo import scenario
-from hawk.errors import InternalError, InvalidArgument
+from hawk.errors import HawkMemoryError, InternalError, InvalidArgument
 from hawk.jobs.gpus import Gpus
 from hawk.memory import cuda_driver
+from hawk.memory.cuda_held import Held
 from hawk.retile.cpu import run_step
 from hawk.retile.cuda.lanes import Calls
 from hawk.transports.cuda._client import CudaLane
@@ -141,6 +142,44 @@ async def test_a_decode_side_that_ends_is_told_of_and_leaves_nothing(says: str, 
 def test_what_is_not_two_gpus(devices: str) -> None:
     with pytest.raises(InvalidArgument, match="devices: not two GPUs"):
         between.run(devices)
+
+
+@pytest.mark.parametrize("call", ["allocate", "stream", "event", "rows"])
+def test_a_naive_way_that_cannot_be_made_leaves_nothing(
+    driver: FakeCuda, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Held, *_: object) -> int:
+        raise HawkMemoryError("no")
+
+    init = between_naive.Naive.__init__
+
+    def made(self: between_naive.Naive, *arguments: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Held, call, refused)
+            init(self, *arguments)
+
+    monkeypatch.setattr(between_naive.Naive, "__init__", made)
+    monkeypatch.setattr(between, "GROUPS", between.GROUPS[3:])
+    with pytest.raises(HawkMemoryError, match="no"):
+        between.run(sizes=(1_000_000,), runs=1, start=Here)
+    assert not driver.left()
+
+
+def test_ways_that_are_compared_take_turns_in_who_is_first(
+    driver: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+
+    class Noting(Here):
+        async def ask(self, name: str, *arguments: object) -> Any:
+            if name == "fetch":
+                fetched.append(str(arguments[0]))
+            return await super().ask(name, *arguments)
+
+    monkeypatch.setattr(between, "GROUPS", between.GROUPS[:1])
+    with pytest.raises(KeyError):  # what the other groups would have measured
+        between.run(sizes=(1_000_000,), runs=2, start=Noting).to_dict()
+    assert fetched == ["pages", "channels", "channels", "pages", "pages", "channels"]
 
 
 def test_bytes_of_the_run_before_are_not_taken_for_those_of_the_last(

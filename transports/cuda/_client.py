@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hawk.memory.cuda import CudaDevice
-    from hawk.memory.cuda_driver import Driver
+    from hawk.memory.cuda_driver import Call, Driver
     from hawk.memory.region import I64, Region
     from hawk.transports._pieces import Piece
     from hawk.transports.cuda._config import CudaConfig
@@ -165,10 +165,9 @@ class _Stream:
         assert self._rows is not None
         return self._rows
 
-    def finish(self, driver: Driver) -> None:
-        """Returns when all that is on the stream has been done."""
-        driver.record(self.end, self.stream)
-        driver.outwait(self.end)
+    def finish(self, driver: Driver, calls: Sequence[Call] = ()) -> None:
+        """Puts this onto the stream, too, and returns when all that is there has been done."""
+        driver.run([*calls, ("record", self.end, self.stream), ("outwait", self.end)])
         zero = self._clocks.zero(driver, self.there.number, self.stream)
         begin = driver.elapsed(zero, self.begin)
         self._clocks.add(self.there.number, begin, driver.elapsed(self.begin, self.end))
@@ -266,8 +265,7 @@ class CudaLane(ShmLane):
                 self._to_host(driver, stream, source, work, rows)
                 return
             target = work.bases[rows.region] + rows.local
-            stream.rows.put(driver, source + rows.remote, target, rows.nbytes, stream.begin)
-            stream.finish(driver)
+            stream.finish(driver, stream.rows.calls(source + rows.remote, target, rows.nbytes, stream.begin))
 
     def _to_host(self, driver: Driver, stream: _Stream, source: int, work: Work, rows: Piece) -> None:
         """By way of locked memory, a stretch of the arena at a time; a processor takes it on from there."""
@@ -277,17 +275,17 @@ class CudaLane(ShmLane):
         for part in _pieces.cut(rows, stream.most, _MAX_ROWS):
             low, high = part.low, part.high
             whole = high - low <= min(stream.most, _SPARSE * part.total)
-            driver.record(stream.begin, stream.stream)
+            calls: list[Call] = [("record", stream.begin, stream.stream)]
             if whole:
-                driver.to_host(stream.between, source + low, high - low, stream.stream)
+                calls.append(("to_host", stream.between, source + low, high - low, stream.stream))
                 at = part.remote - low
             else:
                 at = np.cumsum(part.nbytes) - part.nbytes
-                for remote, to, n in zip(
-                    part.remote.tolist(), at.tolist(), part.nbytes.tolist(), strict=True
-                ):
-                    driver.to_host(stream.between + to, source + remote, n, stream.stream)
-            stream.finish(driver)
+                columns = zip(part.remote.tolist(), at.tolist(), part.nbytes.tolist(), strict=True)
+                calls += (
+                    ("to_host", stream.between + to, source + r, n, stream.stream) for r, to, n in columns
+                )
+            stream.finish(driver, calls)
             copy(work.bases, part.region, part.local, stream.between, at, part.nbytes)
 
 
