@@ -345,9 +345,8 @@ class FakeCuda(Sharing):
     def across(self, target: int, source: int, nbytes: int, stream: int) -> None:
         for block in self.blocks.values():
             if block.fd >= 0 and any(0 <= at - block.first < block.nbytes for at in (target, source)):
-                assert block.device == self._here.stack[-1], (
-                    "physical memory that is mapped for another device"
-                )
+                here = {block.device, *block.allowed}
+                assert self._here.stack[-1] in here, "physical memory that is mapped for another device"
         self._copy("across", target, source, nbytes, stream)
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +46,7 @@ class Block:
     nbytes: int
     kind: str = "plain"
     fd: int = -1
+    allowed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -155,6 +156,13 @@ class Sharing:
         else:
             self.at(address, nbytes)[:] = memory
         self.opened[address] = 1
+
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        self._call("allow")
+        block = self.blocks[address]
+        if not self.reaches(device, block.device):
+            raise CudaFault("allow", 1, "CUDA_ERROR_INVALID_VALUE")
+        block.allowed.add(device)
 
     def unmap(self, address: int, nbytes: int) -> None:
         self._call("unmap")

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hawk.control.messages import FetchEnded, Progress, StartFetch, Ticket, decode_ticket, unpack_blocks
-from hawk.errors import Aborted, Draining, HawkError, InvalidArgument, Unverifiable
+from hawk.errors import Aborted, Draining, HawkError, InvalidArgument
 from hawk.jobs.caches import read_part
 from hawk.jobs.fetch import FetchJob
 from hawk.jobs.ledger import Look
@@ -141,13 +141,6 @@ def _request(agent: Agent, session: Session, message: StartFetch) -> FetchReques
     cache = agent.caches.get(message.cache, session.token)
     if cache.gpu >= 0:
         device(cache.gpu).check()
-        if agent.config.integrity.verify != "off":
-            raise Unverifiable(
-                "processors cannot look at what arrives in memory of a GPU",
-                field="integrity.verify",
-                got=f"{agent.config.integrity.verify}, for a cache in memory of cuda:{cache.gpu}",
-                expected='"off", or a cache in memory of the host',
-            )
     request, tokens = message.request, message.tokens
     if message.ticket:
         tickets = [decode_ticket(text) for text in (message.ticket, *message.tickets)]

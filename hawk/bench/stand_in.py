@@ -244,6 +244,9 @@ class StandIn:
         _mapped(address, nbytes, fd, mmap.MAP_SHARED | _FIXED)
         self._physical[address] = nbytes, device, fd
 
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        pass
+
     def unmap(self, address: int, nbytes: int) -> None:
         os.close(self._physical.pop(address)[2])
         _mapped(address, nbytes, -1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED)

@@ -195,7 +195,7 @@ class OnGpu:
             raise
         finally:
             self._lanes.append(lane)
-        if portion.shadow is not None and portion.shadow.gpu != self._there.number:
+        if portion.shadow is not None and not (wanted.way.room or wanted.way.there):
             await lift(portion.arena, portion.shadow, portion.offset, portion.nbytes)
 
     def _work(self, lane: Lane, wanted: _Wanted) -> None:
@@ -242,6 +242,8 @@ class OnGpu:
         calls += kernels.then
         if way.host:
             calls.append(("to_host", lane.between or way.host, room, nbytes, stream))
+        if way.there:
+            calls.append(("across", way.there, room, nbytes, stream))
         # A GPU that is lost answers at the last of these, and its copy engine has stopped then.
         driver.run([*calls, ("record", lane.event, stream), ("outwait", lane.event)])
         kernels.done()

@@ -24,7 +24,10 @@ import numpy as np
 import xxhash
 
 from hawk.errors import BadFrame, InvalidArgument, Unverifiable, VerificationFailed
+from hawk.jobs.looking import brought
 from hawk.jobs.states import settle
+from hawk.memory.cuda import device
+from hawk.memory.cuda_look import Look
 from hawk.observe.log import get as get_log
 from hawk.plan import stretches
 from hawk.retile.native import copy_segments
@@ -310,11 +313,12 @@ class Arrivals:
         if not self.wanted:
             return
         began = time.perf_counter()
-        regions = [region.array for region in cache.regions]
+        look = Look(device(cache.gpu)) if cache.gpu >= 0 else None
+        regions = [] if look is not None else [region.array for region in cache.regions]
         work = (
             each
             for prepared, planned in self._came
-            for each in self._parts(prepared, planned, cache, regions)
+            for each in self._parts(prepared, planned, cache, regions, look)
         )
         try:
             await self._verifier.run(work)
@@ -322,11 +326,19 @@ class Arrivals:
             metrics.mismatch()
             log.error("a check failed", reason=str(fault))
             raise
+        finally:
+            if look is not None:
+                await settle(asyncio.ensure_future(asyncio.to_thread(look.close)))
         phases["verify"] = time.perf_counter() - began
         metrics.phase("verify", phases["verify"])
 
     def _parts(
-        self, prepared: Prepared, planned: TargetChunk, cache: CacheEntry, regions: list[U8]
+        self,
+        prepared: Prepared,
+        planned: TargetChunk,
+        cache: CacheEntry,
+        regions: list[U8],
+        look: Look | None,
     ) -> Iterator[Callable[[], None]]:
         found = stretches.landed(planned, cache.placement)
         found = found.take(chosen(prepared.job, prepared.chunk, len(found), self._verifier.share))
@@ -341,7 +353,11 @@ class Arrivals:
         there = np.empty(len(found), np.uint64)
 
         def compare(begin: int, end: int) -> None:
-            checks_of(found, regions, there, begin, end)
+            if look is None:
+                checks_of(found, regions, there, begin, end)
+            else:
+                here, seen = brought(found, cache.regions, look, begin, end)
+                checks_of(here, [seen], there[begin:end])
             wrong = np.flatnonzero(there[begin:end] != sent[begin:end])
             if len(wrong):
                 raise _mismatch(prepared, planned, found, begin + int(wrong[0]), cache)

@@ -11,19 +11,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Addresses, 0 where it is not to be: of memory of the host, and of the GPU that makes it."""
+    """Addresses, 0 where it is not to be: of memory of the host, of the GPU that makes it, and of another GPU."""
 
     host: int
     room: int = 0
+    there: int = 0
 
     @classmethod
     def of(cls, portion: Portion, gpu: int) -> Way:
-        """As a portion says that this GPU makes: what is to be on another one is to be in memory of the host first.
+        """As a portion says that this GPU makes.
 
-        Memory that is passed on by descriptor is mapped for its own GPU alone; others' copies to it are faults.
+        What is to be on another GPU that this one does not reach is to be in memory of the host first.
         """
         host = portion.arena.address + portion.offset
         shadow = portion.shadow
-        if shadow is None or shadow.gpu != gpu:
+        if shadow is None or (shadow.gpu != gpu and gpu not in shadow.reached_by):
             return cls(host)
-        return cls(host if portion.seen else 0, shadow.address + portion.offset)
+        at = shadow.address + portion.offset
+        seen = host if portion.seen else 0
+        return cls(seen, at) if shadow.gpu == gpu else cls(seen, there=at)

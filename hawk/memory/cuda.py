@@ -49,17 +49,26 @@ MOVES_AT_ONCE, MOVED_AT_ONCE = 1 << 14, 256 << 20
 class DeviceRegion(Region):
     """A region in the memory of a GPU: it has an address, and no bytes that this process' processors could read."""
 
-    __slots__ = ("_address", "_gpu", "_nbytes")
+    __slots__ = ("_address", "_gpu", "_nbytes", "_reached_by")
 
     _address: int
+    _reached_by: frozenset[int]
     _gpu: int
     _nbytes: int
 
     def __init__(
-        self, name: str, address: int, nbytes: int, device: int, *, dmabuf: int = -1, dmabuf_offset: int = 0
+        self,
+        name: str,
+        address: int,
+        nbytes: int,
+        device: int,
+        *,
+        dmabuf: int = -1,
+        dmabuf_offset: int = 0,
+        reached_by: frozenset[int] = frozenset(),
     ) -> None:
         plain = {"name": name, "fd": -1, "fd_offset": 0, "extents": (0,), "handles": ()}
-        own = {"_address": address, "_nbytes": nbytes, "_gpu": device}
+        own = {"_address": address, "_nbytes": nbytes, "_gpu": device, "_reached_by": reached_by}
         for key, value in (plain | own | {"dmabuf": dmabuf, "dmabuf_offset": dmabuf_offset}).items():
             object.__setattr__(self, key, value)
 
@@ -87,6 +96,11 @@ class DeviceRegion(Region):
     def gpu(self) -> int:
         """The device, as this process numbers them."""
         return self._gpu
+
+    @property
+    def reached_by(self) -> frozenset[int]:
+        """Other GPUs of this process that can write it."""
+        return self._reached_by
 
 
 class CudaDevice:

@@ -230,6 +230,9 @@ class Driver(Protocol):
     def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
         """Maps physical memory from its beginning, for `device` to read and write."""
 
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        """Lets another device read and write what is mapped there, too; one that does not reach it is a fault."""
+
     def unmap(self, address: int, nbytes: int) -> None:
         """Ends that."""
 

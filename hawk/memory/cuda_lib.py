@@ -359,12 +359,15 @@ class LibCuda:
 
     def map(self, address: int, nbytes: int, handle: int, device: int) -> None:
         self._call("cuMemMap", address, nbytes, 0, handle, 0)
-        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
         try:
-            self._call("cuMemSetAccess", address, nbytes, byref(access), 1)
+            self.allow(address, nbytes, device)
         except CudaFault:
             self._call("cuMemUnmap", address, nbytes)
             raise
+
+    def allow(self, address: int, nbytes: int, device: int) -> None:
+        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
+        self._call("cuMemSetAccess", address, nbytes, byref(access), 1)
 
     def unmap(self, address: int, nbytes: int) -> None:
         self._call("cuMemUnmap", address, nbytes)

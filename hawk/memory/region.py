@@ -74,6 +74,11 @@ class Region:
         """The GPU whose memory it is, -1 for memory that processors read and write: only that has an `array`."""
         return -1
 
+    @property
+    def reached_by(self) -> frozenset[int]:
+        """Other GPUs of this process that can write it by an address of theirs, where it is a GPU's."""
+        return frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:

@@ -13,10 +13,12 @@ import pytest
 import hawk
 from hawk.agent import Agent
 from hawk.client import Client
-from hawk.errors import HawkError
+from hawk.errors import HawkError, VerificationFailed
 from hawk.handles import DeviceCache
 from hawk.jobs.gpus import Gpus
-from hawk.memory.cuda import device
+from hawk.memory import cuda_look
+from hawk.memory.cuda import CudaMemory, device
+from hawk.memory.region import ByteRanges
 from tests.end_to_end import caches as c
 from tests.end_to_end.test_gpu import on_gpu
 from tests.end_to_end.test_other_clients import embedded
@@ -75,6 +77,11 @@ async def scene(folder: Path, more: str) -> AsyncIterator[tuple[Client, Client, 
     [
         ("gpu", OVER_CUDA),
         ("other gpu", OVER_CUDA),
+        ("other gpu", OVER_CUDA + "[integrity]\nscrub = true\n"),
+        ("far gpu", OVER_CUDA),
+        ("gpu", OVER_CUDA + '[integrity]\nverify = "full"\n'),
+        ("other gpu", OVER_CUDA + '[integrity]\nverify = "sample"\n'),
+        ("gpu", OVER_TCP + '[integrity]\nverify = "full"\n'),
         ("host", OVER_CUDA),
         ("gpu", OVER_CUDA + "[integrity]\nscrub = true\n"),
         ("gpu", OVER_TCP),
@@ -84,19 +91,49 @@ async def test_a_request_goes_into_channels_on_a_gpu(
     source: str, more: str, short_path: Path, driver: FakeCuda, kernels: Kernels
 ) -> None:
     host, spec = c.filled(), c.target_spec(channels=8, align=64)
+    driver.devices, driver.apart = 3, {(2, 0)}
     async with scene(short_path, more) as (hp, hd, target, pool):
-        there = host if source == "host" else on_gpu(driver, host, 1 if source == "other gpu" else 0)
+        number = {"gpu": 0, "other gpu": 1, "far gpu": 2}
+        there = host if source == "host" else on_gpu(driver, host, number[source])
         cache = await hp.register(there)
         for number, tokens in enumerate((500, 37)):
             src, dst = c.tables(number, 0, 0, tokens, src=host.spec, dst=spec)
             c.paint(pool)
             offer = await hp.offer(f"r{number}", cache, src, tokens=tokens)
             ready = await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
-            assert ready.transport == ("cuda" if more != OVER_TCP else "tcp")
+            assert ready.transport == ("tcp" if OVER_TCP in more else "cuda")
+            assert ("verify" in ready.phases) == ("verify" in more)
             c.check(pool, spec, c.Moved(host, src, dst, 0, tokens), guards=[pool])
             assert await offer.ended() == "consumed"
-        if more == OVER_CUDA and source == "gpu":
-            assert "to_host" not in driver.counts, "nothing goes by way of the host"
+        if OVER_CUDA in more and "verify" not in more and source != "host":
+            assert ("to_host" in driver.counts) == (source == "far gpu"), "it goes by way of the host"
+        await target.release()
+
+
+async def test_a_byte_that_is_wrong_on_the_gpu_is_found(
+    short_path: Path, driver: FakeCuda, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, spec = c.filled(), c.target_spec(channels=8, align=64)
+    monkeypatch.setattr(cuda_look, "AT_ONCE", 10_000)
+    async with scene(short_path, OVER_CUDA + '[integrity]\nverify = "full"\n') as (hp, hd, target, pool):
+        cache = await hp.register(on_gpu(driver, host))
+        src, dst = c.tables(1, 0, 0, 500, src=host.spec, dst=spec)
+        flush = CudaMemory.flush
+
+        async def spoils(self: CudaMemory, ranges: ByteRanges) -> None:
+            await flush(self, ranges)
+            region, start = int(ranges.region[-1]), int(ranges.start[-1] + ranges.nbytes[-1] - 1)
+            driver.at(self.regions[region].address + start, 1)[0] ^= 1
+
+        async def fetched(name: str) -> None:
+            offer = await hp.offer(name, cache, src, tokens=500)
+            await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
+
+        await fetched("right")
+        c.check(pool, spec, c.Moved(host, src, dst, 0, 500), guards=[pool])
+        monkeypatch.setattr(CudaMemory, "flush", spoils)
+        with pytest.raises(VerificationFailed, match=r"what arrived is not what was sent.*npu0/channel"):
+            await fetched("wrong")
         await target.release()
 
 

@@ -133,7 +133,9 @@ class CudaTransport(Serving[CudaServer, CudaLink]):
             self._grants.serve(region)
             return
         try:
-            made = SharedDeviceMemory(self._device, region.nbytes, f"{region.name}/gpu{self._device.number}")
+            _, reaching = self._known[self._identity]
+            name = f"{region.name}/gpu{self._device.number}"
+            made = SharedDeviceMemory(self._device, region.nbytes, name, sorted(reaching))
         except HawkMemoryError as error:
             raise NotViable("the GPU has no arena for chunks", got=error, hint=error.hint) from error
         try:

@@ -198,6 +198,32 @@ async def test_moves_are_done_when_it_says_so(driver: FakeCuda) -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("bytes_at_once", [256 << 20, 100_000])
+async def test_rows_are_moved_by_a_kernel_some_at_a_time(
+    driver_with_rows: FakeCuda, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    driver = driver_with_rows
+    monkeypatch.setattr(cuda, "MOVED_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(cuda, "MOVES_AT_ONCE", 150)
+    memory = CudaMemory("gpu0", capacity=8 << 20, channels=2)
+    rng = np.random.default_rng(1)
+    for region in memory.regions:
+        driver.at(region.address, region.nbytes)[:] = rng.integers(0, 256, region.nbytes, np.uint8)
+    before = [driver.at(region.address, region.nbytes).copy() for region in memory.regions]
+    nbytes = np.array([1, 2048, 40_000, 120_000] * 3)
+    channel, source = (np.arange(12) % 2).astype(np.int32), np.cumsum(nbytes) - nbytes
+    moves = Moves(channel, source, np.arange(12)[::-1] * 130_001 + (1 << 20), nbytes)
+    await memory.move(moves)
+    columns = (moves.channel, moves.source, moves.target, moves.nbytes)
+    for c, source, to, n in zip(*(column.tolist() for column in columns), strict=True):
+        got = driver.at(memory.regions[c].address, memory.regions[c].nbytes)
+        assert np.array_equal(got[to : to + n], before[c][source : source + n])
+    assert "across" not in driver.counts
+    assert driver.counts["launch"] == (1 if bytes_at_once > 1 << 20 else 6)
+    memory.close()
+    assert not driver.left()
+
+
 # -- what is lost ---------------------------------------------------------------------------------------------
 
 
