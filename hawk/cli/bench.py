@@ -59,6 +59,13 @@ _sizes = click.option(
 _transports = click.option(
     "--transport", "transports", multiple=True, help="Transport to measure; may be given again."
 )
+_transports_or_all = click.option(
+    "--transport",
+    "transports",
+    multiple=True,
+    help='Transport to measure; may be given again. "all": the bytes alone over every one that can be used here, '
+    "beside the engines that some stand on.",
+)
 _five_runs = click.option(
     "--runs", type=click.IntRange(1, 1000), help="Measured runs of everything.  [default: 5]"
 )
@@ -78,7 +85,7 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
 
 @bench.command()
 @_sizes
-@_transports
+@_transports_or_all
 @_five_runs
 @click.option("--quick", is_flag=True, help="One run of the first size: does it work, not how fast is it.")
 @click.option(
@@ -99,7 +106,12 @@ def transfer(
     if devices is None:
         if pace is not None:
             raise click.UsageError("--pace is for --devices")
-        _bench("transfer", as_json, sizes=sizes, transports=transports, **options)
+        if "all" not in transports:
+            _bench("transfer", as_json, sizes=sizes, transports=transports, **options)
+        elif len(transports) == 1:
+            _bench("engines", as_json, sizes=sizes, **options)
+        else:
+            raise click.UsageError('"all" has every transport in it; leave the others out')
     elif transports:
         raise click.UsageError(
             "--devices measures the transports that its configurations have; leave --transport out"

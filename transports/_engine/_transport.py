@@ -29,14 +29,14 @@ class Settings(_server.Settings, _client.Settings, Protocol):
 
 
 class EngineTransport(Serving[Server, EngineLink]):
-    """See the package.  A subclass has `name`, `Config`, `capabilities`, `probe` and `_engine`."""
+    """See the package.  A subclass has `name`, `Config`, `capabilities`, `probe` and `engine`."""
 
     def __init__(self, config: Settings) -> None:
         super().__init__()
         self._settings = config
 
     @abstractmethod
-    def _engine(self) -> Engine:
+    def engine(self) -> Engine:
         """Makes an engine.  Raises `EngineFailed`, or `NotViable` where there can be none."""
 
     def _may_push(self) -> bool:
@@ -61,7 +61,7 @@ class EngineTransport(Serving[Server, EngineLink]):
         """See `Transport.start`."""
         if self._server is None:
             server = Server(
-                self.name, self._settings, self._grants, self._token, self._may_push(), self._engine
+                self.name, self._settings, self._grants, self._token, self._may_push(), self.engine
             )
             server.start()
             self._server = server
@@ -119,5 +119,5 @@ class EngineTransport(Serving[Server, EngineLink]):
         """See `Transport.connect`."""
         token = self._token_of(endpoint)
         way = _client.Way(endpoint["host"], int(endpoint["port"]), token, self._asks(endpoint))
-        link = EngineLink(self.name, self._settings, way, self._engine, self._step)
+        link = EngineLink(self.name, self._settings, way, self.engine, self._step)
         return await self._open(link, timeout)

@@ -62,7 +62,8 @@ class MooncakeTransport(EngineTransport):
         await super().start()
         log.warning("the engine's ports are open on every address of this host", transport=self.name)
 
-    def _engine(self) -> Engine:
+    def engine(self) -> Engine:
+        """See `EngineTransport.engine`."""
         return MooncakeEngine(self.config) if self._opener is None else self._opener()
 
     def _facts(self) -> dict[str, str]:

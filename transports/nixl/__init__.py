@@ -63,7 +63,8 @@ class NixlTransport(EngineTransport):
             load()
         await super().start()
 
-    def _engine(self) -> Engine:
+    def engine(self) -> Engine:
+        """See `EngineTransport.engine`."""
         if self._opener is not None:
             return self._opener()
         return NixlAgent(self.config.tls, self.config.ucx)
