@@ -274,6 +274,21 @@ def verbs(as_json: bool, segments: int, runs: int, mebibytes: int) -> None:
 
 
 @bench.command()
+@click.option("--etcd", multiple=True, required=True, help="Member of an etcd cluster; may be given again.")
+@click.option(
+    "--peers",
+    multiple=True,
+    type=click.IntRange(1, 10_000),
+    help="Agents that are registered; may be given again.  [default: 10, 100, 1000]",
+)
+@click.option("--seconds", type=click.FloatRange(0.1, 600), help="How long it stays idle.  [default: 10]")
+@_json
+def directory(as_json: bool, **options: Any) -> None:
+    """What being registered in etcd beside many other agents costs one agent: time, processor, memory."""
+    _bench("directory", as_json, **options)
+
+
+@bench.command()
 @click.option("--device", default="cuda:0", show_default=True, help="The GPU.")
 @_sizes
 @_transports

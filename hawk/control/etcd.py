@@ -40,6 +40,7 @@ class EtcdPeers(DnsPeers):
     prefix   below which agents are registered, ends in a slash
     name, own   under which name to register what; `own` is asked whenever it is written
     lease    seconds after which an agent that is gone is forgotten
+    on_change   called whenever what is `registered` has changed
 
     A record says where an agent is, never who it is: that is what keys are for.  While etcd is away what it last said
     stays true, and who asks for an agent that it never told of waits (`resolve`).
@@ -57,6 +58,7 @@ class EtcdPeers(DnsPeers):
         lease: float = 15.0,
         ttl: float = 30.0,
         timeout: float = 5.0,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(peers, pattern, ttl=ttl, timeout=timeout)
         self._static = dict(peers)
@@ -65,6 +67,7 @@ class EtcdPeers(DnsPeers):
         self._name = name
         self._own = own
         self._seconds = lease
+        self._on_change = on_change
         self._records: dict[str, Registration] = {}
         self._unusable: set[str] = set()
         self._there: Entry | None = None  # under our own name
@@ -103,7 +106,7 @@ class EtcdPeers(DnsPeers):
     @property
     def state(self) -> str:
         """In a few words, for people."""
-        known = counted(len(self._records), "agent")
+        known = counted(len(self._records) + (self._there is not None), "agent")
         if not self.up:
             away = f"etcd away for {time.monotonic() - self._since:.0f} s, knows {known} from before: {self._fault}"
             return away[:500]
@@ -113,14 +116,15 @@ class EtcdPeers(DnsPeers):
             return f"etcd, {known}; {len(self._unusable)} records cannot be used"
         return f"etcd, {known}"
 
-    def registered(self) -> dict[str, Registration]:
+    def registered(self) -> Mapping[str, Registration]:
         """What other agents have said of themselves, by name."""
-        return {name: record for name, record in self._records.items() if name != self._name}
+        return self._records
 
     def replace(self, peers: Mapping[str, str]) -> None:
         """Another configured table from now on."""
         self._static = dict(peers)
-        self._merge()
+        for name in {*self._peers, *self._static}:
+            self._place(name)
 
     def configured(self) -> dict[str, str]:
         """Those of the configuration; the others are `registered`."""
@@ -179,10 +183,10 @@ class EtcdPeers(DnsPeers):
         entries, revision = await self._etcd.read(self._under)
         async with contextlib.aclosing(self._etcd.watch(self._under, revision + 1)) as changes:
             await anext(changes)  # it watches from here on
-            self._records.clear()
+            gone = [Entry(self._under + name, None, 0) for name in self._records]
             self._unusable.clear()
             self._there = None
-            self._note(entries)
+            self._note([*gone, *entries])
             await self._register()
             log.info("the directory is there", member=self._etcd.member, agents=len(self._records))
             self._current.set()
@@ -235,27 +239,36 @@ class EtcdPeers(DnsPeers):
         """Takes over what was read, or has changed."""
         for entry in entries:
             name = entry.key.removeprefix(self._under)
-            if name == self._name:
-                self._there = None if entry.value is None else entry
             record = _record(entry) if _NAME.fullmatch(name) else None
-            self._records.pop(name, None)
             self._unusable.discard(name)
-            if entry.value is None:
-                continue
-            if record is None or len(self._records) >= MOST:
+            if entry.value is not None and record is None:
                 if len(self._unusable) < MOST:
                     self._unusable.add(name[:64])
                 log.warning("a record cannot be used", name=name[:64], value=entry.value[:200])
+            if name == self._name:
+                self._there = None if entry.value is None else entry
+                continue
+            if record is not None and len(self._records) >= MOST and name not in self._records:
+                log.warning("more agents are registered than are kept in mind", name=name, most=MOST)
+                record = None
+            if record is None:
+                self._records.pop(name, None)
             else:
                 self._records[name] = record
-        self._merge()
+            self._place(name)
+        self._on_change()
 
-    def _merge(self) -> None:
-        """The table that names are looked up in: the configured ones, and the registered ones behind them."""
-        peers = {name: record.address for name, record in self.registered().items()} | self._static
-        for name in [name for name in self._known if peers.get(name) != self._peers.get(name)]:
-            del self._known[name]
-        self._peers = peers
+    def _place(self, name: str) -> None:
+        """Where a name is looked for: at the configured address, or else the registered one."""
+        record = self._records.get(name)
+        address = self._static.get(name) or (record.address if record is not None else "")
+        if address == self._peers.get(name, ""):
+            return
+        self._known.pop(name, None)
+        if address:
+            self._peers[name] = address
+        else:
+            del self._peers[name]
 
 
 def _record(entry: Entry) -> Registration | None:

@@ -106,8 +106,12 @@ async def test_what_is_configured_goes_before_what_is_registered(shared: EtcdSer
     ):
         await becomes(lambda: "d0" in p.registered(), "met")
         assert await p.resolve("d0") == "tcp://127.0.0.1:9"
-        p.replace({})
+        p.replace({"d1": "tcp://127.0.0.1:8"})
         assert await p.resolve("d0") == "tcp://127.0.0.1:2"
+        assert await p.resolve("d1") == "tcp://127.0.0.1:8"
+        p.replace({})
+        with pytest.raises(UnknownPeer):
+            await p.resolve("d1")
 
 
 async def test_an_agent_that_comes_back_elsewhere_is_found_there(shared: EtcdServer, prefix: str) -> None:
