@@ -19,7 +19,7 @@ import numpy as np
 from hawk.errors import AccessDenied, PeerUnreachable
 from hawk.transports import _copy, _pieces
 from hawk.transports._engine import _wire
-from hawk.transports._engine._guest import tune
+from hawk.transports._engine._guest import limit_send, tune
 from hawk.transports._engine._kept import Kept
 from hawk.transports._engine._pause import Pause
 from hawk.transports._engine._seam import EngineFailed
@@ -170,6 +170,8 @@ class EngineLane(Lane):
             self._peer = engine.meet(theirs)
         self._inbox.clear()
         sock.settimeout(None)
+        # While chunks are under way nobody may cut the connection, so what is sent meanwhile has an end of its own.
+        limit_send(sock, self._config.connect_timeout)
 
     @staticmethod
     def _exactly(sock: socket.socket, nbytes: int) -> bytes:

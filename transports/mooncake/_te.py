@@ -9,7 +9,8 @@ import functools
 import importlib
 import math
 import os
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hawk.errors import NotViable
@@ -56,7 +57,8 @@ class _Transfer:
     at: int = 0
     flying: int = 0
     number: int = 0
-    failures: int = field(default=0)
+    failures: int = 0
+    since: float = 0.0
 
 
 class MooncakeEngine(Engine):
@@ -142,7 +144,7 @@ class MooncakeEngine(Engine):
         if number in (0, -1):
             self._mend(transfer, "it takes no transfer")
             return
-        transfer.number, transfer.flying = number, rows
+        transfer.number, transfer.flying, transfer.since = number, rows, time.monotonic()
 
     def poll(self, handle: Any) -> bool:
         """See `Engine.poll`; waits for what the engine has of this transfer, without Python's lock."""
@@ -153,6 +155,9 @@ class MooncakeEngine(Engine):
                 return False
         code = self._engine.get_batch_transfer_status([transfer.number])
         if code != 0:
+            if time.monotonic() - transfer.since > self._config.stall_timeout / 2:
+                # It was waited for in vain, and whoever asks such a peer anything waits for a minute.
+                raise EngineFailed(f"a transfer did not get on: {code}")
             self._mend(transfer, f"a transfer failed: {code}")
             return False
         transfer.at += transfer.flying
