@@ -23,9 +23,9 @@ class Pause:
         self._since = time.monotonic()
 
     def seconds(self) -> float:
-        """How long to leave it alone now: a hundredth of the time since the last event."""
+        """How long to leave it alone now: a fraction of the time since the last event."""
         quiet = time.monotonic() - self._since
-        return 0.0 if quiet < SPIN else min(max(quiet / 100, _LEAST), _MOST)
+        return 0.0 if quiet < SPIN else min(max(quiet / 400, _LEAST), _MOST)
 
     def wait(self) -> None:
         """Sleeps for so long; for at least as long as another thread needs to run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hmac
@@ -10,18 +11,20 @@ import selectors
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hawk.errors import NotViable, TransportError
 from hawk.observe.log import get as get_log
 from hawk.transports._engine import _wire
+from hawk.transports._engine._door import Settings, listen
 from hawk.transports._engine._guest import Guest, tune
 from hawk.transports._engine._pause import Pause
 from hawk.transports._engine._pushes import Pushes
+from hawk.transports._engine._seam import EngineFailed
 from hawk.transports._forks import ends_with_process
-from hawk.transports._threads import Crew
+from hawk.transports._threads import Crew, Latch, outlast
 
 if TYPE_CHECKING:
     from hawk.memory.region import Region
@@ -38,19 +41,6 @@ _MOST_PUSHES = 8
 """Pushes of one reader that are under way at a time."""
 
 _LARGEST_IN = _wire.REQUEST.size + _wire.MAX_ROWS * _wire.ROW_BYTES + _wire.MAX_DESCRIPTION
-
-
-class Settings(Protocol):
-    """What the server reads of its transport's settings."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def max_connections(self) -> int: ...
-    @property
-    def handshake_timeout(self) -> float: ...
 
 
 class Server:
@@ -84,48 +74,48 @@ class Server:
         self._engine: Engine | None = None
         self._registered: Region | None = None
         self._pushes: Pushes[Guest] = Pushes(grants)
+        self._refusal: NotViable | None = None
         self.failed = ""
         self.entered = 0
         self.port = 0
 
-    def start(self) -> None:
-        """Makes the engine and listens.  Raises `TransportError` naming the address, `NotViable` without an engine."""
-        host, port = self._config.host, self._config.port
-        listener: socket.socket | None = None
-        try:
-            family, _, _, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            ends_with_process(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(128)
-            self.port = int(listener.getsockname()[1])
-            self._engine = self._open_engine()
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._listener = listener
-            self._crew.start(f"hawk-{self._transport}-serve", self._run)
-        except (OSError, RuntimeError, NotViable) as error:
-            if listener is not None:
-                listener.close()
-            self._listener = None
-            self._clean_up()
-            if isinstance(error, NotViable):
-                raise
-            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            raise TransportError(
-                "the port is in use" if in_use else "cannot listen",
-                field=f"transport.{self._transport}.{'port' if in_use else 'host'}",
-                got=f"{host}:{port}" if in_use else error,
-                address=f"{host}:{port}",
-            ) from error
+    async def start(self) -> None:
+        """Listens, and makes the engine in the thread that is to work it.
 
-    def _open_engine(self) -> Engine:
+        Raises `TransportError` naming the address, `NotViable` without an engine.
+        """
+        self._listener = listen(self._transport, self._config)
+        self.port = int(self._listener.getsockname()[1])
+        started = Latch()
         try:
-            return self._opener()
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._crew.start(f"hawk-{self._transport}-serve", lambda: self._run(started))
+        except (OSError, RuntimeError) as error:
+            self._listener.close()
+            self._clean_up()
+            raise TransportError("cannot serve", transport=self._transport, got=error) from error
+        try:
+            await outlast(started.future)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if self._refusal is not None:
+            await self.close()
+            refusal, self._refusal = self._refusal, None
+            try:
+                raise refusal
+            finally:
+                del refusal  # it has this frame in its traceback
+
+    def _open_engine(self) -> NotViable | None:
+        """Makes the engine; why there is none."""
+        try:
+            self._engine = self._opener()
+        except NotViable as error:
+            return error
         except OSError as error:
-            raise NotViable("the engine does not start", transport=self._transport, got=error) from error
+            return NotViable("the engine does not start", transport=self._transport, got=error)
+        return None
 
     @property
     def pushed(self) -> int:
@@ -151,15 +141,19 @@ class Server:
             wake, self._wake = self._wake, -1
         if wake >= 0:
             os.close(wake)
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
 
     # -- the thread ------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, started: Latch) -> None:
         listener, wake = self._listener, self._wake
         assert listener is not None
+        try:
+            self._refusal = self._open_engine()
+        finally:
+            started.set()
+        if self._engine is None:
+            listener.close()
+            return
         guests: dict[int, Guest] = {}
         paused_until = 0.0
         pause = Pause()
@@ -285,6 +279,9 @@ class Server:
         try:
             while self._hear(guest):
                 pass
+        except EngineFailed as error:
+            log.warning("a reader is turned away", transport=self._transport, reason=str(error))
+            return False
         except OSError:
             return False
         return self._send(guest, selector)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from hawk.transports import _checks, _machine
-from hawk.transports._engine import _client, _server
+from hawk.transports._engine import _client, _door
 from hawk.transports._engine._client import EngineLink
 from hawk.transports._engine._server import Server
 from hawk.transports._serving import Serving
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hawk.transports._engine._seam import Engine
 
 
-class Settings(_server.Settings, _client.Settings, Protocol):
+class Settings(_door.Settings, _client.Settings, Protocol):
     """What every transport of this kind has among its settings."""
 
     @property
@@ -63,7 +63,7 @@ class EngineTransport(Serving[Server, EngineLink]):
             server = Server(
                 self.name, self._settings, self._grants, self._token, self._may_push(), self.engine
             )
-            server.start()
+            await server.start()
             self._server = server
 
     async def _give_up(self, grant: Grant) -> None:

@@ -11,14 +11,13 @@ written, granted or not.  So this transport cannot fence, and a host beyond loop
 from __future__ import annotations
 
 import importlib.util
-import math
 from typing import TYPE_CHECKING, ClassVar
 
 from hawk.observe.log import get as get_log
 from hawk.transports._engine._transport import EngineTransport
 from hawk.transports.base import Capabilities, Viability
 from hawk.transports.mooncake._config import MooncakeConfig
-from hawk.transports.mooncake._te import EXTRA, MooncakeEngine, load
+from hawk.transports.mooncake._te import EXTRA, MooncakeEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,8 +56,6 @@ class MooncakeTransport(EngineTransport):
 
     async def start(self) -> None:
         """See `Transport.start`; raises `NotViable` where the engine cannot be loaded or does not start."""
-        if self._opener is None:
-            load(max(1, math.ceil(self.config.stall_timeout)))
         await super().start()
         log.warning("the engine's ports are open on every address of this host", transport=self.name)
 

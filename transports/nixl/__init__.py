@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hawk.transports import _machine
 from hawk.transports._engine._transport import EngineTransport
 from hawk.transports.base import Capabilities, Viability
-from hawk.transports.nixl._agent import EXTRA, NixlAgent, load
+from hawk.transports.nixl._agent import EXTRA, NixlAgent
 from hawk.transports.nixl._config import NixlConfig
 
 if TYPE_CHECKING:
@@ -56,12 +56,6 @@ class NixlTransport(EngineTransport):
         if importlib.util.find_spec("nixl") is None:
             return Viability(False, f"the Python package nixl is not installed: {EXTRA}")
         return Viability(True)
-
-    async def start(self) -> None:
-        """See `Transport.start`; raises `NotViable` where NIXL cannot be loaded or has no UCX."""
-        if self._opener is None:
-            load()
-        await super().start()
 
     def engine(self) -> Engine:
         """See `EngineTransport.engine`."""

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hawk.errors import AccessDenied, DeadlineExceeded, InvalidArgument, NotViable, TransferFailed
+from hawk.errors import (
+    AccessDenied,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotViable,
+    TransferFailed,
+    TransportError,
+)
 from hawk.memory.region import Region, Segments
 from hawk.transports import registry
 from hawk.transports._engine import _wire
@@ -352,9 +359,20 @@ async def test_peers_whose_engines_speak_otherwise_are_refused() -> None:
 def test_pauses_grow_with_the_quiet() -> None:
     pause = Pause()
     assert pause.seconds() == 0.0
-    pause._since -= 0.1
+    pause._since -= 0.4
     assert 5e-4 < pause.seconds() < 2e-3
     pause._since -= 100
     assert pause.seconds() == 2e-3
     pause.touch()
     assert pause.seconds() == 0.0
+
+
+async def test_a_port_in_use_is_named_with_its_setting() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        transport = nixl(port=taken.getsockname()[1])
+        with pytest.raises(TransportError) as caught:
+            await transport.start()
+        assert caught.value.field == "transport.nixl.port"
+        await transport.close()
