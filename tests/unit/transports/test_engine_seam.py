@@ -83,7 +83,12 @@ class Counting(NixlAgent):
         super().__init__("tcp", package=fake_engines)
         self.rows: list[int] = []
         self.closed = False
+        self.forgotten = 0
         self.made.append(self)
+
+    def forget(self, address: int, nbytes: int) -> None:
+        self.forgotten += 1
+        super().forget(address, nbytes)
 
     def post(
         self, peer: object, write: bool, local: Any, remote: Any, nbytes: Any, notice: bytes = b""
@@ -175,6 +180,7 @@ async def test_memory_that_is_gone_is_forgotten_before_its_address_is_used_again
         base = np.zeros(8192, np.uint8)
         for _ in range(3):
             await r.link.read(grant.key, segments, [Region("once", base[:4096])], timeout=30.0)
+        assert counting.made[2].forgotten == 2
         assert len([n for _, n in counting.made[2]._registered if n == 4096]) == 1
         assert len(counting.made[2]._agent.memory) == len(counting.made[2]._registered)
 
@@ -224,6 +230,35 @@ async def test_pushes_outside_the_key_or_without_being_agreed_on() -> None:
             reading = r.link.read(key, segments, targets.regions, timeout=30.0)
             await refused(AccessDenied, reading)
         assert targets.only(0xA5)
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"),
+    [(4096, 64), (4095, 2), (-1, 2), (0, 0), (0, -1), (0, 4097), (1 << 62, 64), (64, (1 << 63) - 1)],
+)
+async def test_rows_of_a_push_that_the_key_does_not_cover(offset: int, nbytes: int) -> None:
+    ours = NixlAgent("tcp", package=fake_engines)
+    target = np.full(8192, 0xA5, np.uint8)
+    ours.register(int(target.ctypes.data), target.nbytes)
+    async with rig(nixl("push"), nixl("push")) as r:
+        endpoint, key = r.serving.endpoint, r.serving.grant(0, 4096).key
+        reader, writer = await asyncio.open_connection(endpoint["host"], int(endpoint["port"]))
+        told = ours.description
+        writer.write(_hello(bytes.fromhex(endpoint["token"]), _wire.PUSHES, len(told), told))
+        welcome = _wire.WELCOME.unpack(await reader.readexactly(_wire.WELCOME.size))
+        await reader.readexactly(welcome[5])
+        assert welcome[4] == _wire.PUSHES
+        rows = np.asarray(
+            [[0, int(target.ctypes.data), 64], [offset, int(target.ctypes.data), nbytes]], _wire.ROW
+        )
+        writer.write(_wire.REQUEST.pack(_wire.PUSH, 2, 7, 0, 4096, key) + rows.tobytes())
+        assert _wire.VERDICT.unpack(await reader.readexactly(_wire.VERDICT.size)) == (_wire.DENIED, 7)
+        assert (target == 0xA5).all()
+        writer.write(_wire.REQUEST.pack(_wire.PUSH, 1, 8, 0, 4096, key) + rows[:1].tobytes())
+        assert _wire.VERDICT.unpack(await reader.readexactly(_wire.VERDICT.size)) == (_wire.OK, 8)
+        assert (target[:64] == r.source[:64]).all()
+        writer.close()
+    ours.close()
 
 
 async def _talk(endpoint: dict[str, str], *messages: bytes) -> bytes:
