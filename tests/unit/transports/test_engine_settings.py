@@ -1,0 +1,89 @@
+"""Settings of transports on foreign engines, and what is said where an engine is not to be had."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from hawk.errors import InvalidArgument, NotViable
+from hawk.transports import registry
+from hawk.transports._engine._seam import EngineFailed
+from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport
+from hawk.transports.nixl import NixlConfig, NixlTransport, _agent
+from hawk.transports.nixl._agent import NixlAgent
+
+
+async def test_who_pushes() -> None:
+    def asks(direction: str, tls: str, same: bool) -> bool:
+        transport = NixlTransport(NixlConfig(direction=direction, tls=tls))  # type: ignore[arg-type]
+        endpoint = {**transport.endpoint, **({} if same else {"boot": "another"})}
+        return transport._asks(endpoint)
+
+    assert not asks("pull", "tcp", same=False)
+    assert asks("auto", "", same=False)
+    assert not asks("auto", "tcp", same=True)
+    assert asks("push", "tcp", same=True)
+    assert not asks("push", "", same=True), "shared memory is written by a peer that nobody can stop"
+    assert not asks("push", "cma,tcp", same=True)
+
+
+@pytest.mark.parametrize("name", ["nixl", "mooncake"])
+def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    verdict = registry.viability(name)
+    assert not verdict.ok
+    assert f"hawk-kv[{name}]" in verdict.reason
+    with pytest.raises(NotViable, match=name):
+        registry.make(name)
+
+
+async def test_a_package_that_does_not_load_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"{name}: libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(_agent.importlib, "import_module", missing)
+    _agent.load.cache_clear()
+    with pytest.raises(NotViable, match="libcudart"):
+        await NixlTransport().start()
+
+
+async def test_an_engine_that_does_not_start_is_told_at_the_start() -> None:
+    def fails() -> NixlAgent:
+        raise EngineFailed("no back end")
+
+    transport = NixlTransport(opener=fails)
+    with pytest.raises(NotViable, match="no back end"):
+        await transport.start()
+    await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "field"),
+    [
+        (NixlConfig, {"direction": "sideways"}, "transport.nixl.direction"),
+        (NixlConfig, {"chunk": 1}, "transport.nixl.chunk"),
+        (NixlConfig, {"host": "0.0.0.0"}, "transport.nixl.advertise"),
+        (NixlConfig, {"ucx": ("UCX_TLS=tcp",)}, "transport.nixl.ucx"),
+        (NixlConfig, {"ucx": ("TLS",)}, "transport.nixl.ucx"),
+        (MooncakeConfig, {"host": "10.0.0.7"}, "transport.mooncake.open_ports"),
+        (MooncakeConfig, {"host": "", "open_ports": True}, "transport.mooncake.host"),
+        (MooncakeConfig, {"batch": 2049}, "transport.mooncake.batch"),
+        (MooncakeConfig, {"protocol": "udp"}, "transport.mooncake.protocol"),
+    ],
+)
+def test_settings_that_cannot_be(config: Any, settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config(**settings)
+    assert caught.value.field == field
+
+
+def test_beyond_loopback_if_allowed() -> None:
+    assert MooncakeConfig(host="10.0.0.7", open_ports=True).host == "10.0.0.7"
+
+
+async def test_peers_whose_engines_speak_otherwise_are_refused() -> None:
+    transport = MooncakeTransport()
+    verdict = transport.reachable({**transport.endpoint, "port": "7000", "protocol": "rdma"})
+    assert "rdma" in verdict.reason
