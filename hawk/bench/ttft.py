@@ -5,7 +5,9 @@ has another connector, and one engine has none.  All get the same prompts in tur
 engine is asked and ends when the decode engine's first token is there; no HTTP is in it.  Only the pair whose turn it
 is runs, the others' processes are stopped, for an idle engine may take a processor.
 
-`tokens` that a way says otherwise than the engine alone are an error: nothing is reported of a cache that is wrong.
+Tokens that differ from what the engine alone says are an error: nothing is reported of a cache that is wrong.  Where
+the decode engine computed a part of the prompt itself, in boxes of another size, 16-bit numbers round apart; then only
+the first token has to be the same, and answers that go on otherwise are counted.
 """
 
 from __future__ import annotations
@@ -366,14 +368,17 @@ def _turn(
             seconds, answer = bench.measure(way, prompt)
             if way == "alone":
                 expected[length] = answer["tokens"]
-            if answer["reason"] == "error" or answer["tokens"] != expected[length]:
+            compared = TOKENS if way == "alone" or answer["cached"] == length else 1
+            if answer["reason"] == "error" or answer["tokens"][:compared] != expected[length][:compared]:
                 raise InternalError(
                     "the decode engine says other tokens than one alone",
                     field=f"{way}, {length} tokens",
                     got=answer["tokens"],
                     expected=str(expected[length]),
                 )
-            result.add(way, length, seconds, answer["cached"] or 0)
+            result.add(
+                way, length, seconds, answer["cached"] or 0, other=answer["tokens"] != expected[length]
+            )
     finally:
         for process in engines:
             process.stop()

@@ -22,9 +22,13 @@ ABOUT = {
 
 @dataclass
 class Way:
-    """One way: seconds to the first token, and tokens that decode did not compute, by length of the prompt."""
+    """One way: seconds to the first token, and tokens that decode did not compute, by length of the prompt.
+
+    others    answers whose first token is right, and a later one another than the engine's alone
+    """
 
     name: str
+    others: int = 0
     seconds: dict[int, list[float]] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
 
@@ -40,9 +44,10 @@ class Result:
     block: int
     left_out: dict[str, str]
 
-    def add(self, way: str, length: int, seconds: float, cached: int) -> None:
+    def add(self, way: str, length: int, seconds: float, cached: int, *, other: bool) -> None:
         """One run."""
         entry = self.way(way)
+        entry.others += other
         entry.seconds.setdefault(length, []).append(seconds)
         entry.cached[length] = cached
 
@@ -71,7 +76,8 @@ class Result:
             "token_bytes": self.token_bytes(),
             "left_out": self.left_out,
             "ways": {
-                way.name: {
+                way.name: {"others": way.others}
+                | {
                     str(length): {
                         "median": statistics.median(seconds),
                         "fastest": min(seconds),
@@ -108,5 +114,10 @@ def render(result: Result, console: Console) -> None:
             cells.append("" if alone else str(way.cached[length]))
         table.add_row(ABOUT[way.name], *cells)
     console.print(table)
+    for way in result.ways:
+        if way.others:
+            console.print(
+                f"{ABOUT[way.name]}: {way.others} answers go on otherwise, for a part was computed anew"
+            )
     for name, why in result.left_out.items():
         console.print(f"{ABOUT[name]}: not measured: {why}")
