@@ -20,8 +20,8 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     DO_NOT_TRACK="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    # What log probabilities are counted by would be compiled in the first step that has a token: half a minute, two of a
-    # busy machine, in which an offer that stands already runs out.
+    # What log probabilities are counted by would be compiled in the first step that has a token: half a minute, two of
+    # a busy machine, in which an offer that stands already runs out.
     TORCHDYNAMO_DISABLE="1",
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
