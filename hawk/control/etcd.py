@@ -13,7 +13,7 @@ import msgspec
 
 from hawk.control.discovery import Registration
 from hawk.control.dns import DnsPeers
-from hawk.control.etcd_client import Entry, Etcd, EtcdFault
+from hawk.control.etcd_client import PAGE, Entry, Etcd, EtcdFault
 from hawk.errors import InternalError, PeerUnreachable, counted
 from hawk.observe.log import get as get_log
 
@@ -28,6 +28,8 @@ MOST = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SOON, _LATE = 0.2, 5.0
 """Seconds between tries to reach etcd, at first and at most."""
+_FAREWELL = 1.0
+"""Seconds that taking its own record out may take: without, it goes with its lease."""
 
 _decode = msgspec.json.Decoder(Registration).decode
 _encode = msgspec.json.Encoder().encode
@@ -90,11 +92,14 @@ class EtcdPeers(DnsPeers):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         lease, self._lease = self._lease, 0
-        if lease:
-            with contextlib.suppress(EtcdFault):
-                await self._etcd.revoke(lease)
-        await self._etcd.close()
-        await super().close()
+        try:
+            if lease:
+                with contextlib.suppress(EtcdFault, TimeoutError):
+                    async with asyncio.timeout(_FAREWELL):
+                        await self._etcd.revoke(lease)
+        finally:
+            await self._etcd.close()
+            await super().close()
 
     # -- what the rest asks of it ------------------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class EtcdPeers(DnsPeers):
         if self._rival:
             return f"etcd, {known}; this agent is not registered: {self._rival}"
         if self._unusable:
-            return f"etcd, {known}; {len(self._unusable)} records cannot be used"
+            return f"etcd, {known}; {counted(len(self._unusable), 'record')} cannot be used"
         return f"etcd, {known}"
 
     def registered(self) -> Mapping[str, Registration]:
@@ -167,6 +172,8 @@ class EtcdPeers(DnsPeers):
             if self.up:
                 log.warning("the directory is away; what it said stays in use", reason=str(fault))
                 self._since = time.monotonic()
+            elif self._fault != str(fault):
+                log.warning("the directory cannot be reached", reason=str(fault))
             self._current.clear()
             self._fault = str(fault)
             if time.monotonic() - began > _LATE:
@@ -183,10 +190,14 @@ class EtcdPeers(DnsPeers):
         entries, revision = await self._etcd.read(self._under)
         async with contextlib.aclosing(self._etcd.watch(self._under, revision + 1)) as changes:
             await anext(changes)  # it watches from here on
-            gone = [Entry(self._under + name, None, 0) for name in self._records]
             self._unusable.clear()
             self._there = None
-            self._note([*gone, *entries])
+            there = {entry.key for entry in entries}
+            missed = [self._under + name for name in self._records if self._under + name not in there]
+            self._note([Entry(key, None, 0) for key in missed])
+            for at in range(0, len(entries), PAGE):
+                self._note(entries[at : at + PAGE])
+                await asyncio.sleep(0)  # many are not to keep the loop from everything else
             await self._register()
             log.info("the directory is there", member=self._etcd.member, agents=len(self._records))
             self._current.set()
@@ -240,7 +251,7 @@ class EtcdPeers(DnsPeers):
         for entry in entries:
             name = entry.key.removeprefix(self._under)
             record = _record(entry) if _NAME.fullmatch(name) else None
-            self._unusable.discard(name)
+            self._unusable.discard(name[:64])
             if entry.value is not None and record is None:
                 if len(self._unusable) < MOST:
                     self._unusable.add(name[:64])

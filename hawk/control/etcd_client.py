@@ -28,6 +28,9 @@ LINE = 8 << 20
 SNAPSHOT = 64 << 20
 """Bytes of an answer at most."""
 
+PAGE, PAGES = 500, 100
+"""Keys that are asked for at a time, as reading what they say keeps an event loop; and how often there may be more."""
+
 
 class EtcdFault(ControlError):
     """etcd did not answer, or answered with an error."""
@@ -78,8 +81,20 @@ class Etcd:
         self._user = user
         self._token = ""
         self._timeout = timeout
-        self._tls = _context(*tls) if any(url.startswith("https") for url in urls) else None
-        self._errors = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError)
+        plain = [url for url in urls if not url.startswith("https:")]
+        if any(tls) and plain:
+            raise ConfigError(
+                "files for TLS, and a member that is asked without",
+                field="discovery.etcd",
+                got=plain[0],
+                expected="https:// for each member",
+            )
+        self._tls = _context(*tls) if len(plain) < len(urls) else None
+        self._errors = (
+            *(aiohttp.ClientError, OSError, TimeoutError),
+            # What reading an answer of another form than etcd's ends by:
+            *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
+        )
         self._aiohttp = aiohttp
         self._session: aiohttp.ClientSession | None = None
 
@@ -101,18 +116,31 @@ class Etcd:
 
     async def read(self, prefix: str) -> tuple[list[Entry], int]:
         """Every key that begins so, and the revision as of which that is so."""
-        answer = await self._ask("/v3/kv/range", {"key": _b64(prefix), "range_end": _b64(_after(prefix))})
-        return [_entry(kv) for kv in answer.get("kvs", [])], int(answer["header"]["revision"])
+        entries: list[Entry] = []
+        page = {"key": _b64(prefix), "range_end": _b64(_after(prefix)), "limit": str(PAGE)}
+        for _ in range(PAGES):
+            answer = await self._ask("/v3/kv/range", page)
+            with self._faults():
+                kvs = answer.get("kvs", [])
+                entries += [_entry(kv) for kv in kvs]
+                # All pages are of one revision, so that no change falls between two.
+                page.setdefault("revision", str(int(answer["header"]["revision"])))
+                if not kvs or not answer.get("more"):
+                    return entries, int(page["revision"])
+                page["key"] = base64.b64encode(base64.b64decode(kvs[-1]["key"]) + b"\0").decode()
+        raise EtcdFault("etcd has too many keys", got=f"more than {len(entries)} below {prefix}")
 
     async def lease(self, seconds: float) -> tuple[int, float]:
         """A new lease, and how many seconds it lasts unless it is renewed."""
         answer = await self._ask("/v3/lease/grant", {"TTL": str(max(1, round(seconds)))})
-        return int(answer["ID"]), float(answer["TTL"])
+        with self._faults():
+            return int(answer["ID"]), max(float(int(answer["TTL"])), 1.0)
 
     async def renew(self, lease: int) -> bool:
         """Whether the lease lasts on; False where it has ended."""
         answer = await self._ask("/v3/lease/keepalive", {"ID": str(lease)})
-        return float(answer["result"].get("TTL", 0)) > 0
+        with self._faults():
+            return int(answer["result"].get("TTL", 0)) > 0
 
     async def revoke(self, lease: int) -> None:
         """Ends a lease, and with it every key that was written under it."""
@@ -134,11 +162,12 @@ class Etcd:
                 "failure": [{"requestRange": {"key": name}}],
             },
         )
-        if answer.get("succeeded"):
-            return None
-        (found,) = answer["responses"]
-        kvs = found["response_range"].get("kvs", [])
-        return _entry(kvs[0]) if kvs else Entry(key, None, 0)
+        with self._faults():
+            if answer.get("succeeded"):
+                return None
+            (found,) = answer["responses"]
+            kvs = found["response_range"].get("kvs", [])
+            return _entry(kvs[0]) if kvs else Entry(key, None, 0)
 
     async def watch(self, prefix: str, since: int) -> AsyncGenerator[list[Entry], None]:
         """Changes below `prefix` from revision `since` on, as they come; first an empty list, once it watches.
@@ -152,27 +181,42 @@ class Etcd:
                 "start_revision": str(since),
             }
         }
-        # No bound on the whole: whether the member still lives is seen by the lease.
+        # No bound on the whole: once it watches, whether the member still lives is seen by the lease.
         patient = self._aiohttp.ClientTimeout(sock_connect=self._timeout)
         with self._faults():
-            async with self._post("/v3/watch", question, patient) as response:
+            async with (
+                asyncio.timeout(self._timeout) as begins,
+                self._post("/v3/watch", question, patient) as response,
+            ):
                 async for line in _lines(response):
+                    begins.reschedule(None)
                     result = _object(line)["result"]
                     if result.get("canceled"):
-                        raise EtcdFault(
-                            "etcd ended the watch", got=result.get("cancel_reason") or "no reason"
-                        )
+                        why = result.get("cancel_reason") or "no reason"
+                        raise EtcdFault("etcd ended the watch", got=_plain(str(why)))
                     yield [_event(event) for event in result.get("events", [])]
         raise EtcdFault("the connection to etcd ended", peer=self.member)
 
     # -- below -----------------------------------------------------------------------------------------
 
     async def _ask(self, path: str, question: Mapping[str, Any]) -> dict[str, Any]:
-        if self._user is not None and not self._token:
-            name, password = self._user
-            answer = await self._once("/v3/auth/authenticate", {"name": name, "password": password})
-            self._token = str(answer.get("token", ""))
+        fresh = await self._sign_in()
+        try:
+            return await self._once(path, question)
+        except EtcdFault:
+            # A token ends, by its age or with the member that gave it, and that is no fault.
+            if fresh or self._token or not await self._sign_in():
+                raise
         return await self._once(path, question)
+
+    async def _sign_in(self) -> bool:
+        """Gets a token where one is needed; whether there is a new one."""
+        if self._user is None or self._token:
+            return False
+        name, password = self._user
+        answer = await self._once("/v3/auth/authenticate", {"name": name, "password": password})
+        self._token = str(answer.get("token", ""))
+        return True
 
     async def _once(self, path: str, question: Mapping[str, Any]) -> dict[str, Any]:
         limit = self._aiohttp.ClientTimeout(total=self._timeout)
@@ -192,14 +236,20 @@ class Etcd:
         if self._session is None:
             self._session = self._aiohttp.ClientSession(trust_env=False)
         headers = {"Authorization": self._token} if self._token else {}
+        # Not elsewhere, wherever an answer points: a question may hold the password.
         async with self._session.post(
-            self.member + path, json=question, headers=headers, timeout=limit, ssl=self._tls or True
+            self.member + path,
+            json=question,
+            headers=headers,
+            timeout=limit,
+            ssl=self._tls or True,
+            allow_redirects=False,
         ) as response:
             if response.status != 200:
                 if response.status == 401:
                     self._token = ""
                 text = (await response.content.read(2000)).decode(errors="replace").strip()
-                raise EtcdFault("etcd refuses", got=f"{response.status}: {text}", peer=self.member)
+                raise EtcdFault("etcd refuses", got=f"{response.status}: {_plain(text)}", peer=self.member)
             yield response
 
     @contextlib.contextmanager
@@ -215,7 +265,7 @@ class Etcd:
             raise
         except self._errors as error:
             raise EtcdFault(
-                "etcd cannot be asked", got=str(error) or repr(error), peer=self.member
+                "etcd cannot be asked", got=_plain(str(error)) or repr(error), peer=self.member
             ) from error
 
 
@@ -238,8 +288,13 @@ def _object(text: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TypeError(f"no object: {type(found).__name__}")
     if "error" in found:  # of a stream: the status was sent before it
-        raise EtcdFault("etcd refuses", got=found["error"])
+        raise EtcdFault("etcd refuses", got=_plain(str(found["error"])))
     return found
+
+
+def _plain(text: str) -> str:
+    """What somebody else wrote, as it may be shown in a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:2000])
 
 
 def _b64(text: str) -> str:
@@ -263,12 +318,14 @@ def _event(event: Mapping[str, Any]) -> Entry:
 
 def _context(authority: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
     """Raises `ConfigError` naming the setting whose file cannot be used."""
+    if key is not None and cert is None:
+        raise ConfigError("a key needs its certificate", field="discovery.etcd_cert", got="nothing")
     field = "discovery.etcd_ca"
     try:
         context = ssl.create_default_context(cafile=authority)
         if cert is not None:
             field = "discovery.etcd_cert"
-            context.load_cert_chain(cert, key)
+            context.load_cert_chain(cert, key, password=lambda: b"")  # rather than to ask at the terminal
     except (OSError, ValueError) as error:
         raise ConfigError("the file cannot be used for TLS", field=field, got=error) from error
     return context
