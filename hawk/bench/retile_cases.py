@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 
+_SCALE = 0.0123
+"""Of elements whose scales lie in buffers of their own, binary32 each."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -130,8 +133,8 @@ class Planned:
         source, target = case.source, case.target
         rng = np.random.default_rng(0)
         tables = [rng.permutation(side.shape.blocks).astype(np.int64) for side in (source, target)]
-        buffers = source.buffer_count * source.channels
-        numbers = np.arange(buffers, dtype=np.int32).reshape(source.buffer_count, source.channels)
+        shape = len(source.buffer_bytes), source.channels
+        numbers = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
         placement = Placement(numbers, np.zeros(numbers.shape, np.int64))
         layers = source.shape.layers
         chunk = Chunk(0, layers, 0, -(-case.tokens // target.shape.block_size))
@@ -142,7 +145,7 @@ class Planned:
     def region_bytes(self) -> list[int]:
         """Size of each region of the source."""
         source = self.case.source
-        return [source.channel_bytes] * (source.buffer_count * source.channels)
+        return [nbytes for nbytes in source.buffer_bytes for _ in range(source.channels)]
 
     @property
     def moved(self) -> int:
@@ -171,13 +174,16 @@ class Planned:
         return [Work(name, each[kv], read, written[kv]) for kv, name in enumerate("KV")]
 
     def fill(self, regions: list[U8]) -> None:
-        """Ordinary numbers, a normal distribution, as the source's codec holds them."""
+        """Ordinary numbers, a normal distribution, as the source's codec holds them, and one scale for all."""
         source = self.case.source
         codec, elements = source.codec, source.piece(0).elements
         values = np.random.default_rng(1).standard_normal((61, elements), np.float32).view(np.uint32)
         sample = codecs.encode(codec, values)
         page, stride = source.page_bytes, source.page_stride
-        for region in regions:
+        count = source.buffer_count * source.channels
+        for region in regions[count:]:
+            region.view(np.float32)[:] = _SCALE
+        for region in regions[:count]:
             pages = region.reshape(-1, stride)
             for first in range(0, len(pages), len(sample)):
                 part = pages[first : first + len(sample)]

@@ -14,7 +14,7 @@ from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.tables import bind
 from tests.unit.retile.cuda.on_cpu import aligned, span
 
-CASES = {case.pair: case for case in cases(1)}
+CASES = {case.pair: case for case in cases(1) if case.group != "scales made and spread"}  # see test_through
 
 # Every other element of a row's groups: what a group shares belongs to two pieces.
 SINGLY = {"latent-tiles:bfp8_b > latent"}
