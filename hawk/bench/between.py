@@ -37,6 +37,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,12 @@ import uvloop
 
 from hawk.agent import Agent
 from hawk.bench.between_far import CHANNELS, NAIVE, PAGES
-from hawk.bench.between_naive import SOCKETS, sockets
+from hawk.bench.between_naive import SOCKETS, Sockets
 from hawk.bench.between_process import Decode, Process
 from hawk.bench.between_result import Result, SizeResult, Way
 from hawk.bench.between_result import render as render
 from hawk.bench.samples import Samples
+from hawk.bench.stand_in import standing_in
 from hawk.cache import KVCache
 from hawk.client import Client, connect
 from hawk.config import load_config
@@ -63,10 +65,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hawk.demo.scenario import Scenario
+    from hawk.handles import Cache
     from hawk.memory.cuda_driver import Call, Driver
 
 SIZES = (10_000_000, 80_000_000, 320_000_000, 1_280_000_000)
 RUNS = 5
+HOST = "host,host"
 PACE = 25e9
 """Bytes a second of the paper's link, 200 Gb/s."""
 
@@ -113,7 +117,9 @@ class _Array:
 
 
 def numbers(devices: str) -> tuple[int, int]:
-    """Two GPUs of text like `"cuda:0,cuda:1"`; raises `InvalidArgument`."""
+    """Two GPUs of text like `"cuda:0,cuda:1"`, or what stands in for them; raises `InvalidArgument`."""
+    if devices == HOST:
+        return 0, 1
     found = []
     for name in devices.split(","):
         kind, _, number = name.strip().partition(":")
@@ -135,17 +141,32 @@ def run(
 ) -> Result:
     """Measures between two GPUs, which may be one; `quick` is one run of the first size.
 
+    devices  `HOST`: memory of the host stands in for both, which shows what ways by the host take of processors
     pace     bytes a second of the paced link
     start    makes the decode side of a config and a GPU's number, for tests; by default a process
 
     Raises `MissingDependency` or `InvalidArgument` without the GPUs, `InternalError` where a byte is wrong.
     """
+    if devices == HOST:
+        with standing_in():
+            return _run(devices, sizes, runs, pace, quick, start or partial(Process, stand_in=True))
+    return _run(devices, sizes, runs, pace, quick, start or Process)
+
+
+def _run(
+    devices: str,
+    sizes: Sequence[int],
+    runs: int,
+    pace: float,
+    quick: bool,
+    start: Callable[[Path, int], Decode],
+) -> Result:
     source, target = numbers(devices)
     names = [device(number, field="devices").name for number in (source, target)]
     if quick:
         sizes, runs = sizes[:1], 1
     result = Result(devices, names, runs, pace)
-    return uvloop.run(_all(result, source, target, sizes, start or Process))
+    return uvloop.run(_all(result, source, target, sizes, start))
 
 
 async def _all(
@@ -167,8 +188,6 @@ async def _all(
                     if group is GROUPS[0]:
                         raw = await pair.far.ask("raw", source, size.nbytes, result.runs)
                         size.baselines["raw"] = Samples(size.nbytes, raw)
-    for size in result.sizes:
-        size.baselines["sockets"] = Samples(size.nbytes, await sockets(size.nbytes, result.runs))
     return result
 
 
@@ -322,6 +341,30 @@ pipeline = {1 if naive else 4}
         await self.far.ask("prepare", scene.tokens, list(ways.values()))
         registered = await self.client.register(source.cache)
         answers: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+        async with contextlib.AsyncExitStack() as stack:
+            plain = await stack.enter_async_context(Sockets(size.nbytes)) if self._group.naive else None
+            await self._runs(registered, scene, size, runs, answers, plain)
+            if plain is not None:
+                size.baselines["sockets"] = Samples(size.nbytes, plain.seconds)
+        for way, kind in ways.items():
+            where = (size.nbytes, PAGES if kind == PAGES else CHANNELS)
+            digests[where] = await self.far.ask("check", kind, digests.get(where, ""))
+            size.ways[way, self._group.rate] = Way.of(size.nbytes, answers[way])
+        if self._group.naive:
+            for name, seconds in (await self.far.ask("baselines", runs)).items():
+                size.baselines[name] = Samples(size.nbytes, seconds)
+        await registered.release()
+
+    async def _runs(
+        self,
+        registered: Cache,
+        scene: Scenario,
+        size: SizeResult,
+        runs: int,
+        answers: dict[str, list[dict[str, Any]]],
+        plain: Sockets | None,
+    ) -> None:
+        ways = self._group.ways
         for number in range(runs + 1):
             # Whoever comes second meets caches, clocks and pools as the first has left them: they take turns in that.
             for way, kind in list(ways.items())[:: -1 if number % 2 else 1]:
@@ -343,14 +386,8 @@ pipeline = {1 if naive else 4}
                     await offer.ended()
                 if number:  # the first connects, compiles and warms up
                     answers[way].append(answer)
-        for way, kind in ways.items():
-            where = (size.nbytes, PAGES if kind == PAGES else CHANNELS)
-            digests[where] = await self.far.ask("check", kind, digests.get(where, ""))
-            size.ways[way, self._group.rate] = Way.of(size.nbytes, answers[way])
-        if self._group.naive:
-            for name, seconds in (await self.far.ask("baselines", runs)).items():
-                size.baselines[name] = Samples(size.nbytes, seconds)
-        await registered.release()
+            if plain is not None:
+                await plain.measure()
 
 
 __all__ = ["Decode", "Process", "render", "run"]

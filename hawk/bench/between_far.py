@@ -1,6 +1,6 @@
 """The decode side of `hawk bench transfer --devices`: an agent, its client, pools on a GPU, and what checks them.
 
-    python -m hawk.bench.between_far CONFIG DEVICE
+    python -m hawk.bench.between_far CONFIG DEVICE [stand-in]
 
 It is asked by lines of JSON on its standard input, `[name, arguments]` for the methods of `Far`, answers each by one
 line, and ends with its input.
@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import os
-import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ import uvloop
 
 from hawk.agent import Agent
 from hawk.bench.between_naive import Naive, ordinary
+from hawk.bench.stand_in import standing_in
 from hawk.cache import KVCache
 from hawk.client import Client, connect
 from hawk.config import load_config
@@ -38,7 +38,6 @@ from hawk.memory.cuda import device
 from hawk.memory.cuda_held import Held
 from hawk.memory.cuda_share import Imported, export
 from hawk.memory.cuda_shared import SharedDeviceMemory
-from hawk.retile.cpu import Retiler
 from hawk.transports.cuda import CudaTransport
 
 if TYPE_CHECKING:
@@ -101,6 +100,7 @@ class Far:
             self._naive = await asyncio.to_thread(
                 Naive, scene, whole, pool.cache, pool.regions, device(self._number)
             )
+            await self._naive.tune()
 
     async def mark(self, kind: str) -> None:
         """Marks every byte of a pool, so that what an earlier run has brought is not there any more."""
@@ -176,16 +176,11 @@ class Far:
         return digest
 
     async def baselines(self, runs: int) -> dict[str, list[float]]:
-        """Seconds of tiling alone, by the best number of threads, and of plain copies from and to ordinary memory."""
+        """Seconds of tiling alone, and of plain copies from and to ordinary memory."""
         assert self._naive is not None
-        most = len(os.sched_getaffinity(0))
-        tries = []
-        for threads in sorted({max(1, most // part) for part in (1, 2, 4)}):
-            with contextlib.closing(Retiler(threads)) as retiler:
-                tries.append([await self._naive.tile(retiler) for _ in range(runs + 1)][1:])
-        nbytes = self._naive.tiled.nbytes
-        down, up = await asyncio.to_thread(ordinary, self._number, nbytes, runs)
-        return {"tile": min(tries, key=statistics.median), "down": down, "up": up}
+        tile = [await self._naive.tile_anew() for _ in range(runs + 1)][1:]
+        down, up = await asyncio.to_thread(ordinary, self._number, self._naive.tiled.nbytes, runs)
+        return {"tile": tile, "down": down, "up": up}
 
     async def raw(self, source: int, nbytes: int, runs: int) -> list[float]:
         """Seconds, by the GPU's events, of a plain copy of so many bytes from a GPU, mapped as transfers have it."""
@@ -311,8 +306,9 @@ async def _answer(far: Far) -> None:
 
 def main() -> None:
     """The process."""
-    config, number = sys.argv[1:]
-    uvloop.run(_answer(Far(config, int(number))))
+    config, number, *instead = sys.argv[1:]
+    with standing_in() if instead else contextlib.nullcontext():
+        uvloop.run(_answer(Far(config, int(number))))
 
 
 if __name__ == "__main__":

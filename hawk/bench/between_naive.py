@@ -27,6 +27,8 @@ from hawk.retile.cpu import Retiler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from hawk.cache import KVCache
     from hawk.demo.scenario import Scenario
     from hawk.handles import DeviceCache
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 SOCKETS = (1, 2, 4)
 """Plain sockets side by side that are tried."""
+
+TUNING = 3
+"""Times that each number of threads is tried."""
 
 
 class Naive:
@@ -80,17 +85,35 @@ class Naive:
         except BaseException:
             self._held.close()
             raise
-        self._retiler = Retiler(len(os.sched_getaffinity(0)))
+        self.threads = 1
+        self._retiler = Retiler(1)
 
-    async def tile(self, retiler: Retiler) -> float:
+    async def tune(self) -> None:
+        """Takes as many threads as tile the whole the fastest."""
+        most, took = len(os.sched_getaffinity(0)), {}
+        for threads in sorted({max(1, most // part) for part in (1, 2, 4, 8)}):
+            self._retiler.close()
+            self._retiler = Retiler(threads)
+            took[threads] = min([await self.tile() for _ in range(TUNING)])
+        self.threads = min(took, key=lambda threads: took[threads])
+        self._retiler.close()
+        self._retiler = Retiler(self.threads)
+
+    async def tile(self) -> float:
         """Seconds that tiling takes."""
         began = time.perf_counter()
-        await retiler.run_steps(self._steps, self._whole.buffers, self.tiled)
+        await self._retiler.run_steps(self._steps, self._whole.buffers, self.tiled)
         return time.perf_counter() - began
+
+    async def tile_anew(self) -> float:
+        """The same, the tensor's bytes having been written just now, as they have when it was received."""
+        for buffer in self._whole.buffers:
+            await asyncio.to_thread(np.copyto, buffer, buffer.copy())
+        return await self.tile()
 
     async def place(self) -> dict[str, float]:
         """Everything after the last byte has come; seconds of each stage."""
-        tile = await self.tile(self._retiler)
+        tile = await self.tile()
         up, place = await asyncio.to_thread(self.up)
         return {"tile": tile, "up": up, "place": place}
 
@@ -113,30 +136,50 @@ class Naive:
         self._retiler.close()
 
 
-async def sockets(nbytes: int, runs: int) -> list[float]:
-    """Seconds that so many bytes take over plain sockets from other processes, by the best number of them.
+class Sockets:
+    """Plain sockets from other processes, one, two or four side by side: `async with Sockets(nbytes) as sockets`.
 
     Raises `InternalError` where a byte is wrong.
     """
-    tries = []
-    for count in SOCKETS:
-        each = -(-nbytes // count)
-        async with contextlib.AsyncExitStack() as stack:
-            source = stack.enter_context(shared.alloc(each, name="bench-source"))
-            scramble(source.array)
-            served = [await stack.enter_async_context(Served(source, ())) for _ in range(count)]
-            target = np.zeros((count, each), np.uint8)
-            took = []
-            for _ in range(runs + 1):
-                began = time.perf_counter()
-                await asyncio.gather(
-                    *(asyncio.to_thread(s.receive, t) for s, t in zip(served, target, strict=True))
-                )
-                took.append(time.perf_counter() - began)
-            if not all(np.array_equal(part, source.array) for part in target):
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._stack = contextlib.AsyncExitStack()
+        self._ways: list[tuple[list[Served], NDArray[np.uint8], NDArray[np.uint8]]] = []
+        self._took: list[list[float]] = [[] for _ in SOCKETS]
+
+    async def __aenter__(self) -> Sockets:
+        try:
+            for count in SOCKETS:
+                each = -(-self._nbytes // count)
+                source = self._stack.enter_context(shared.alloc(each, name="bench-source"))
+                scramble(source.array)
+                served = [await self._stack.enter_async_context(Served(source, ())) for _ in range(count)]
+                self._ways.append((served, source.array, np.zeros((count, each), np.uint8)))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ways.clear()
+        await self._stack.aclose()
+
+    async def measure(self) -> None:
+        """One round of all."""
+        for (served, source, target), took in zip(self._ways, self._took, strict=True):
+            began = time.perf_counter()
+            await asyncio.gather(
+                *(asyncio.to_thread(s.receive, t) for s, t in zip(served, target, strict=True))
+            )
+            took.append(time.perf_counter() - began)
+            if len(took) == 1 and not all(np.array_equal(part, source) for part in target):
                 raise InternalError("the bytes that arrived are not those that were sent", way="sockets")
-            tries.append(took[1:])
-    return min(tries, key=statistics.median)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of every round but the first, by the best number of sockets."""
+        return min((took[1:] for took in self._took), key=statistics.median)
 
 
 def ordinary(number: int, nbytes: int, runs: int) -> tuple[list[float], list[float]]:

@@ -32,10 +32,11 @@ class Decode:
 
 
 class Process(Decode):
-    """The decode side as a process of its own."""
+    """The decode side as a process of its own; `stand_in`: memory of the host stands in for its GPU."""
 
-    def __init__(self, config: Path, number: int) -> None:
+    def __init__(self, config: Path, number: int, *, stand_in: bool = False) -> None:
         self._arguments = [sys.executable, "-m", "hawk.bench.between_far", str(config), str(number)]
+        self._arguments += ["stand-in"] * stand_in
 
     async def open(self) -> None:
         """See `Decode.open`."""

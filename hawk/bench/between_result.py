@@ -159,7 +159,7 @@ class Result:
     def one_gpu(self) -> bool:
         """Whether both are one, so that nothing passes a link."""
         first, _, second = self.devices.partition(",")
-        return first.strip() == second.strip()
+        return "host" not in self.devices and first.strip() == second.strip()
 
     def to_dict(self) -> dict[str, object]:
         """As in the description of `hawk.bench.between`."""
@@ -183,6 +183,10 @@ def render(result: Result, console: Console) -> None:
     """Prints `result` as tables."""
     first, second = result.names
     link = "one GPU, so no link between them" if result.one_gpu else f"{first} to {second}"
+    if "host" in result.devices:
+        link = (
+            "memory of the host and its processors stand in for both GPUs: ways by the host are what they are"
+        )
     console.print(
         f"{result.devices}: {link}.  The channels are regions in GPU memory: no BAR, no NPU.  Median of {result.runs} "
         f"runs; every byte compared.  Paced: {result.pace / 1e9:g} GB/s.",

@@ -10,19 +10,27 @@ import contextlib
 import ctypes
 import mmap
 import os
+import struct
 import threading
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hawk.jobs.gpus import Gpus
+from hawk.memory import cuda_driver, cuda_rows
 from hawk.memory.cuda_driver import Pointer
+from hawk.retile.cpu import run_step
+from hawk.retile.cuda import copies
+from hawk.retile.cuda.lanes import Calls
+from hawk.retile.native import copy_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hawk.memory.cuda_driver import Call
+    from hawk.retile.cuda.bases import Span
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _memcpy, _memset = _libc.memcpy, _libc.memset
@@ -175,6 +183,10 @@ class StandIn:
         if found is not None and self.copies:
             found(blocks, arguments, stream)
 
+    def work(self, what: Callable[[], None]) -> None:
+        """Does something of the stand-in's own."""
+        what()
+
     # -- copies, on a stream
 
     def to_host(self, host: int, address: int, nbytes: int, stream: int) -> None:
@@ -276,3 +288,57 @@ class Compiler:
     def RawModule(self, code: str, options: object) -> SimpleNamespace:  # noqa: N802 - the other's name
         """A module all of whose functions are the one kernel."""
         return SimpleNamespace(get_function=lambda name: self._made)
+
+
+class OnProcessors:
+    """Retiles by the host's core where a GPU would, see `hawk.jobs.gpus.Kernels`."""
+
+    def __init__(self, driver: StandIn) -> None:
+        self._driver = driver
+
+    def calls(
+        self, steps: Sequence[Any], regions: Sequence[Span], arena: Span, stream: int, driver: object
+    ) -> Calls:
+        """See `Kernels.calls`."""
+        arrays, into = [view(*span) for span in regions], view(*arena)
+
+        def work() -> None:
+            for step in steps:
+                run_step(step, arrays, into)
+
+        return Calls(then=[("work", work)])
+
+    def close(self, driver: object) -> None:
+        """Nothing of its own."""
+
+
+class Rows:
+    """What copies rows, see `hawk.memory.cuda_rows`."""
+
+    function = KERNEL
+
+    def __init__(self, driver: StandIn) -> None:
+        driver.functions[KERNEL] = self._run
+
+    @staticmethod
+    def _run(blocks: int, arguments: bytes, stream: int) -> None:
+        table, rows = struct.unpack("<QI4x", arguments)
+        words = view(table, rows * 8 * copies.COLUMNS).view(np.int64).reshape(rows, copies.COLUMNS)
+        nothing = np.zeros(1, np.int64)
+        copy_segments(nothing, np.zeros(rows, np.int32), words[:, 1], 0, words[:, 0], words[:, 2])
+
+
+@contextlib.contextmanager
+def standing_in() -> Iterator[StandIn]:
+    """Within the block the host's memory and processors stand in for two GPUs, in all of this process."""
+    driver, gpus, rows, known = StandIn(), Gpus.make, cuda_rows.make, dict(cuda_rows._kernels)
+    Gpus.make = staticmethod(lambda number: OnProcessors(driver))
+    cuda_rows.make = lambda number: Rows(driver)
+    cuda_rows._kernels.clear()
+    try:
+        with cuda_driver.using(driver):
+            yield driver
+    finally:
+        Gpus.make, cuda_rows.make = gpus, rows
+        cuda_rows._kernels.clear()
+        cuda_rows._kernels.update(known)

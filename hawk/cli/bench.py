@@ -90,7 +90,8 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
 @click.option("--quick", is_flag=True, help="One run of the first size: does it work, not how fast is it.")
 @click.option(
     "--devices",
-    help='Two GPUs, such as "cuda:0,cuda:1": into pages or channels of the other, by way of the host or straight.',
+    help='Two GPUs, such as "cuda:0,cuda:1": into pages or channels of the other, by way of the host or straight; '
+    '"host,host": memory of the host stands in for them.',
 )
 @click.option("--pace", callback=_rate, help="With --devices: rate of the slower link.  [default: 25GB/s]")
 @_json

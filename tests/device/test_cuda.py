@@ -13,6 +13,7 @@ import pytest
 
 import hawk
 from hawk.errors import TransferFailed
+from hawk.jobs import gpus
 from hawk.memory import cuda_driver, cuda_rows
 from hawk.memory.cuda import CudaMemory, device
 from hawk.memory.region import Region, Segments
@@ -145,25 +146,33 @@ async def test_a_sender_in_another_process_is_killed() -> None:
 
 
 @pytest.mark.parametrize("over", ["cuda", "tcp", "shm"])
-@pytest.mark.parametrize("source", ["gpu", "host"])
-async def test_the_whole_job_into_channels_on_a_gpu(short_path, over: str, source: str) -> None:
-
+@pytest.mark.parametrize("source", ["gpu", "other gpu", "host"])
+@pytest.mark.parametrize("verify", ["off", "full"])
+async def test_the_whole_job_into_channels_on_a_gpu(
+    short_path, over: str, source: str, verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source == "other gpu" and last() == 0:
+        pytest.skip("there is one GPU")
+    lifted: list[int] = []
+    lift = gpus.lift
+    monkeypatch.setattr(gpus, "lift", lambda *a: lifted.append(1) or lift(*a))
     host, spec = c.filled(), c.target_spec(channels=8, align=64)
     memory = (
         f'[memory.npu0]\nkind = "cuda"\ngpu = {last()}\nchannels = 8\ncapacity = "6MiB"\nalignment = 64\n'
     )
-    prefer = f'[transport]\nprefer = ["{over}"]\n'
+    prefer = f'[transport]\nprefer = ["{over}"]\n[integrity]\nverify = "{verify}"\n'
     far = prefer + f"[transport.cuda]\ngpu = {last()}\n" + memory
     async with embedded(short_path, "p0", more=prefer) as p, embedded(short_path, "d0", more=far) as d:
         async with hawk.connect(p) as hp, hawk.connect(d) as hd:
             target = await hd.allocate(spec, memory="npu0")
             regions = d.memory("npu0").regions
             cache = host
-            if source == "gpu":
+            if source != "host":
                 import cupy
 
-                arrays = [cupy.asarray(buffer.view(np.uint16)) for buffer in host.buffers]
-                cupy.cuda.Device().synchronize()
+                with cupy.cuda.Device(last() if source == "other gpu" else 0) as where:
+                    arrays = [cupy.asarray(buffer.view(np.uint16)) for buffer in host.buffers]
+                    where.synchronize()
                 cache = hawk.KVCache.from_cuda(arrays, host.spec)
             registered = await hp.register(cache)
             src, dst = c.tables(3, 0, 0, 500, src=host.spec, dst=spec)
@@ -174,6 +183,8 @@ async def test_the_whole_job_into_channels_on_a_gpu(short_path, over: str, sourc
             offer = await hp.offer("r", registered, src, tokens=500)
             ready = await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
             assert ready.transport == over
+            assert ("verify" in ready.phases) == (verify == "full")
+            assert not lifted or source == "host", "peers reach each other: nothing goes by way of the host"
             for region, array in zip(regions, seen.channels, strict=True):
                 moved(last(), region.address, array, up=False)
             c.check(seen, spec, c.Moved(host, src, dst, 0, 500), guards=[seen])

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from hawk.errors import InvalidArgument
+from hawk.memory.cuda import device
+from hawk.memory.cuda_held import Held
 from hawk.retile import cpu
-from hawk.retile.cuda.bases import Span
+from hawk.retile.cuda.bases import Span, Spans
 from hawk.retile.cuda.launch import CudaRetiler, span
 from tests.unit.retile import layouts as lay
+from tests.unit.retile.cuda import test_recipes as recipes
 from tests.unit.retile.cuda import test_through as rows
 from tests.unit.retile.cuda.test_codecs import EVERY, FACTORS, layouts_for, step_of
 from tests.unit.retile.cuda.test_pairs import CASES, planned
@@ -117,6 +120,28 @@ def test_layers_in_a_graph_and_on_a_stream(retiler):
         graph.launch(stream)
     stream.synchronize()
     assert np.array_equal(arena.get(), want)
+
+
+@pytest.mark.parametrize("pair", ["nhd > tiles", "nhd > words", "tiles > nhd", "nhd > tiles:bfp8_b"])
+def test_chunk_after_chunk_on_a_stream_of_its_own(pair, retiler):
+    """As jobs have it: chunks that differ in their layers, whose tables stay on the GPU."""
+    job, there = recipes.Job(pair), device(0)
+    held = [cupy.asarray(r) for r in job.regions]
+    spans = Spans(span(r) for r in held)
+    cupy.cuda.Device().synchronize()
+    with there.current() as driver, Held(there) as taken:
+        streams, event = [taken.stream(low=True) for _ in range(2)], taken.event()
+        for turn in range(2):
+            for number, steps in enumerate(job.steps):
+                want = job.wanted(number)
+                arena = cupy.full(len(want), 0xA5, cupy.uint8)
+                cupy.cuda.Device().synchronize()
+                stream = streams[(number + turn) % 2]
+                calls = retiler.calls(steps, spans, span(arena), stream, driver)
+                driver.run([*calls.first, *calls.then, ("record", event, stream), ("outwait", event)])
+                calls.done()
+                assert np.array_equal(arena.get(), want), (turn, number)
+        retiler.close(driver)
 
 
 def test_no_such_device():

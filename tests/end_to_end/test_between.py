@@ -20,7 +20,7 @@ from hawk.bench.between_process import Process
 from hawk.demo import scenario
 from hawk.errors import HawkMemoryError, InternalError, InvalidArgument
 from hawk.jobs.gpus import Gpus
-from hawk.memory import cuda_driver
+from hawk.memory import cuda_driver, cuda_rows
 from hawk.memory.cuda_held import Held
 from hawk.retile.cpu import run_step
 from hawk.retile.cuda.lanes import Calls
@@ -136,6 +136,16 @@ async def test_a_decode_side_that_ends_is_told_of_and_leaves_nothing(says: str, 
         await far.close()
     assert far._process.returncode == 0
     assert fds() == before
+
+
+def test_memory_of_the_host_stands_in_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_naive, "SOCKETS", (1,))
+    monkeypatch.setattr(between, "GROUPS", between.GROUPS[3:])
+    before = Gpus.make, cuda_driver._known, cuda_rows.make
+    result = between.run("host,host", sizes=(8_000_000,), runs=1)
+    assert (Gpus.make, cuda_driver._known, cuda_rows.make) == before
+    assert not result.one_gpu
+    assert set(result.sizes[0].naive_ratio) == {"down", "up", "sockets", "tile"}
 
 
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,cpu", "cuda:0,cuda:1,cuda:2", "cuda:x,cuda:1", ""])
