@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 import subprocess
-import threading
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -158,27 +157,34 @@ def test_an_event_that_is_late_is_slept_for(lib: cuda_lib.LibCuda, monkeypatch: 
     assert ctypes.c_int.in_dll(lib._lib, "count").value == 1, "that it was reached was never said"
 
 
-def test_others_run_while_the_driver_waits(lib: cuda_lib.LibCuda) -> None:
+WAITS = """
+import ctypes, os, sys, threading
+from hawk.memory import cuda_lib
+from hawk.retile import native
+load, near, far = ctypes.CDLL, *os.pipe()
+cuda_lib.ctypes.CDLL = lambda name: load(sys.argv[1])
+if sys.argv[2] == "python":
+    native.caller = lambda: None
+lib = cuda_lib.LibCuda()
+ctypes.c_int.in_dll(lib._lib, "door").value = near
+begun = threading.Event()
+thread = threading.Thread(target=lambda: (begun.set(), getattr(lib, sys.argv[3])(*eval(sys.argv[4]))))
+thread.start()
+begun.wait()
+os.write(far, b"x")  # never, if the call kept the lock
+thread.join()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("core", "name", "given"), [("python", "record", "(1, 2)"), ("c", "run", "([('record', 1, 2)],)")]
+)
+def test_others_run_while_the_driver_waits(core: str, name: str, given: str, made: Path) -> None:
     """A launch waits where a stream is full, maybe for a callback that wants Python's lock."""
-    near, far = os.pipe()
-    ctypes.c_int.in_dll(lib._lib, "door").value = near
-    try:
-        begun = threading.Event()
-
-        def call() -> None:
-            begun.set()
-            lib.record(0x2000, 0x1000)
-
-        thread = threading.Thread(target=call)
-        thread.start()
-        assert begun.wait(20)
-        os.write(far, b"x")  # never, if the call kept the lock
-        thread.join(20)
-        assert not thread.is_alive()
-    finally:
-        ctypes.c_int.in_dll(lib._lib, "door").value = -1
-        os.close(near)
-        os.close(far)
+    command = [sys.executable, "-c", WAITS, str(made), core, name, given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.stdout == "done\n", done.stderr[-1000:]
 
 
 def test_a_function_that_the_library_has_not_is_a_fault(lib: cuda_lib.LibCuda) -> None:

@@ -63,6 +63,16 @@ def test_a_reader_scatters_and_a_writer_gathers():
     assert direct_requests(target, 16, "read") == expected
 
 
+@pytest.mark.parametrize("most", [1, 4, 64])
+@pytest.mark.parametrize("blocks", [SCATTERED, [0], list(range(48))])
+def test_moves_that_cost_a_request_each_never_pay(blocks, most):
+    """So nobody weighs the two where that is known."""
+    costs = {"move_cost": 0.0, "request_cost": 1e-4, "bandwidth": 1e15, "max_sge": most}
+    for channels in (1, 7, 12):
+        target = chunk(blocks, channels=channels, token=5)
+        assert decide(target, move_support="device", move_row_cost=1e-4, **costs).mode == "direct"
+
+
 def test_long_runs_go_direct_and_short_ones_staged():
     assert decide(chunk(range(48)), move_support="device", **COSTS).mode == "direct"
     dear = {**COSTS, "request_cost": 1e-4, "max_sge": 1}
