@@ -152,7 +152,8 @@ class EngineLane(Lane):
                 hint="The peer was restarted or another program has its port; its endpoint is out of date",
             )
         magic, status, self._address, self._nbytes, flags, length = _wire.WELCOME.unpack(welcome)
-        if magic != _wire.WELCOME_MAGIC or length > _wire.MAX_DESCRIPTION:
+        beyond = self._address + self._nbytes >= 1 << 63  # no address of a process is there
+        if magic != _wire.WELCOME_MAGIC or length > _wire.MAX_DESCRIPTION or beyond:
             raise PeerUnreachable("whoever listens there speaks another protocol", peer=self.peer)
         if status == _wire.FULL:
             raise PeerUnreachable("the peer serves as many connections as it may", peer=self.peer)
@@ -161,7 +162,7 @@ class EngineLane(Lane):
         theirs = self._exactly(sock, length)
         if len(theirs) < length:
             raise ConnectionResetError("the peer ended before it answered")
-        self._pushed = bool(flags & _wire.PUSHES)
+        self._pushed = asks and bool(flags & _wire.PUSHES)
         stale, self._peer = self._peer, None
         if stale is not None:
             with contextlib.suppress(EngineFailed):
@@ -344,7 +345,8 @@ class EngineLane(Lane):
         while len(self._inbox) >= _wire.VERDICT.size:
             status, number = _wire.VERDICT.unpack_from(self._inbox)
             del self._inbox[: _wire.VERDICT.size]
-            self._verdicts[number] = status
+            if 0 < number <= self._number:
+                self._verdicts[number] = status
         status = self._verdicts.get(flight.number)
         return status is not None and (status != _wire.OK or flight.number in self._notices)
 

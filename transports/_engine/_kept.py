@@ -34,7 +34,10 @@ class Kept:
         address, nbytes = int(array.__array_interface__["data"][0]), int(array.nbytes)
         # Whose array is gone may have lain where this one lies.
         for name in [name for name, (ref, _, _) in self._arrays.items() if ref() is None]:
-            engine.forget(*self._arrays.pop(name)[1:])
+            _, *gone = self._arrays.pop(name)
+            # Another array over the same bytes goes on using what the engine knows of them.
+            if not any(gone == others for _, *others in self._arrays.values()):
+                engine.forget(*gone)
         if (address, nbytes) in self._refused:
             return False
         try:

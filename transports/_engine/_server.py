@@ -40,6 +40,9 @@ _HEARTBEAT = 1.0
 _MOST_PUSHES = 8
 """Pushes of one reader that are under way at a time."""
 
+_MOST_OUT = 256 << 10
+"""Bytes of answers that a reader may leave unread."""
+
 _LARGEST_IN = _wire.REQUEST.size + _wire.MAX_ROWS * _wire.ROW_BYTES + _wire.MAX_DESCRIPTION
 
 
@@ -261,7 +264,8 @@ class Server:
             self._grants.leave(guest.held, guest)
             guest.held = None
         self._pushes.part(guest)
-        if guest.peer is not None and self._engine is not None:
+        # One that has connected anew may be in before its old connection has ended.
+        if self._engine is not None and guest.peer not in (None, *(g.peer for g in guests.values())):
             with contextlib.suppress(OSError):
                 self._engine.part(guest.peer)
 
@@ -284,7 +288,7 @@ class Server:
             return False
         except OSError:
             return False
-        return self._send(guest, selector)
+        return self._send(guest, selector) and len(guest.outbox) <= _MOST_OUT
 
     def _hear(self, guest: Guest) -> bool:
         """Answers one message, if a whole one is there.  Raises `OSError` where the connection is to end."""
@@ -314,8 +318,8 @@ class Server:
             verdict = self._pushes.begin(engine, guest, guest.peer, number, key, (low, high), rows)
             if verdict != _wire.OK:
                 guest.outbox += _wire.VERDICT.pack(verdict, number)
-        else:
-            guest.peer = engine.meet(body)
+        elif engine.meet(body) != guest.peer:
+            raise _wire.BadWire("another's description")
         return True
 
     def _answer(self, guest: Guest, op: int, low: int, high: int, key: bytes) -> int:

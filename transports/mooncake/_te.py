@@ -9,6 +9,7 @@ import functools
 import importlib
 import math
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hawk.transports.mooncake._config import MooncakeConfig
 
 log = get_log("hawk.transports.mooncake")
+
+_PEER = re.compile(rb"[A-Za-z0-9._:-]{1,253}:[1-9][0-9]{0,15}")
 
 EXTRA = 'pip install "hawk-kv[mooncake]"'
 
@@ -111,10 +114,10 @@ class MooncakeEngine(Engine):
 
     def meet(self, description: bytes) -> object:
         """See `Engine.meet`; the peer is its host and port."""
-        try:
-            return description.decode("ascii")
-        except UnicodeDecodeError as error:
-            raise EngineFailed("the peer's description cannot be used") from error
+        # The engine takes anything, fills in a port of its own, and writes to standard error what it could not find.
+        if _PEER.fullmatch(description) is None:
+            raise EngineFailed("the peer's description cannot be used")
+        return description.decode("ascii")
 
     def part(self, peer: object) -> None:
         """See `Engine.part`: there is nothing that stands between transfers."""

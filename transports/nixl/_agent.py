@@ -74,6 +74,13 @@ def _told(what: str) -> Iterator[None]:
         raise EngineFailed(f"{what}: {type(error).__name__} {error}") from error
 
 
+def _release(handle: Any) -> None:
+    """Gives back what NIXL holds for a transfer whose peer is parted with."""
+    with contextlib.suppress(Exception):
+        handle.release()
+    handle._released = True  # the rest goes with the agent, and without complaints on standard output
+
+
 class NixlAgent(Engine):
     """One agent; `tls` and `ucx` as in `NixlConfig`.
 
@@ -96,7 +103,8 @@ class NixlAgent(Engine):
             raise EngineFailed(f"NIXL has no back end {_BACK_END}")
         self._registered: dict[tuple[int, int], Any] = {}
         self._peers: set[str] = set()
-        self._under_way: set[Any] = set()
+        self._under_way: dict[Any, str] = {}  # and whom it is with
+        self._failed: dict[Any, str] = {}
 
     @property
     def description(self) -> bytes:
@@ -132,8 +140,23 @@ class NixlAgent(Engine):
         """See `Engine.part`."""
         if peer in self._peers:
             self._peers.discard(str(peer))
-            with _told("the peer cannot be left"):
-                self._agent.remove_remote_agent(peer)
+            try:
+                with _told("the peer cannot be left"):
+                    self._agent.remove_remote_agent(peer)
+            finally:
+                self._let_go([handle for handle, other in self._failed.items() if other == peer])
+
+    def _fail(self, handle: Any) -> None:
+        """A transfer has failed: NIXL's part of it goes when nothing moves between us and its peer any more."""
+        peer = self._under_way.pop(handle)
+        self._failed[handle] = peer
+        if peer not in self._peers:
+            self._let_go([handle])
+
+    def _let_go(self, handles: list[Any]) -> None:
+        for handle in handles:
+            del self._failed[handle]
+            _release(handle)
 
     def post(
         self, peer: object, write: bool, local: I64, remote: I64, nbytes: I64, notice: bytes = b""
@@ -151,20 +174,31 @@ class NixlAgent(Engine):
                 notice,
                 backends=[_BACK_END],
             )
-            self._under_way.add(handle)
-            if self._agent.transfer(handle) == "ERR":
+            self._under_way[handle] = str(peer)
+            begun = False
+            try:
+                begun = self._agent.transfer(handle) != "ERR"
+            finally:
+                if not begun:
+                    self._fail(handle)
+            if not begun:
                 raise EngineFailed("a transfer was refused")
             return handle
 
     def poll(self, handle: Any) -> bool:
         """See `Engine.poll`."""
         with _told("a transfer failed"):
-            state = self._agent.check_xfer_state(handle)
+            state = ""
+            try:
+                state = self._agent.check_xfer_state(handle)
+            finally:
+                if state not in ("PROC", "DONE"):
+                    self._fail(handle)
             if state == "PROC":
                 return False
             if state != "DONE":
                 raise EngineFailed(f"a transfer failed: {state}")
-            self._under_way.discard(handle)
+            del self._under_way[handle]
             handle.release()
             return True
 
@@ -181,13 +215,12 @@ class NixlAgent(Engine):
         for peer in self._peers:
             with contextlib.suppress(Exception):
                 agent.remove_remote_agent(peer)
-        for handle in self._under_way:
-            with contextlib.suppress(Exception):
-                handle.release()
-            handle._released = True  # the rest goes with the agent, and without complaints on standard output
+        for handle in (*self._under_way, *self._failed):
+            _release(handle)
         for descriptors in self._registered.values():
             with contextlib.suppress(Exception):
                 agent.deregister_memory(descriptors, backends=[_BACK_END])
         self._under_way.clear()
+        self._failed.clear()
         self._registered.clear()
         self._peers.clear()
