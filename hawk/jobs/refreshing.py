@@ -10,11 +10,12 @@ from hawk.memory.region import ByteRanges
 from hawk.plan.types import RetileStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hawk.jobs.caches import CacheEntry
     from hawk.memory.region import U8
     from hawk.plan.types import Step
+    from hawk.retile.program import Pieces, Program
 
 
 async def refreshed(cache: CacheEntry, steps: Sequence[Step]) -> list[U8]:
@@ -28,24 +29,26 @@ async def refreshed(cache: CacheEntry, steps: Sequence[Step]) -> list[U8]:
 
 
 def source_ranges(cache: CacheEntry, steps: Sequence[Step]) -> ByteRanges:
-    """The pages that these steps read, each once; all of the cache where a step reads more than pages of elements."""
+    """The pages that these steps read, each once, and no others: what just arrives there the device may not know yet."""
     found = []
     for step in steps:
-        if not isinstance(step, RetileStep):
-            return _whole(cache)
-        pieces = step.pieces
-        reads = pieces.hi > 0
-        channel, page = pieces.src_channel[reads], pieces.src_page[reads]
-        region = np.asarray(step.src_region, np.int64)[channel]
-        start = np.asarray(step.src_offset, np.int64)[channel] + page
-        size = step.program.src_codec.page_bytes(step.program.src_elements)
-        rows = np.unique(np.stack((region, start), axis=1), axis=0)
-        found.append(np.column_stack((rows, np.full(len(rows), size, np.int64))))
+        for program, pieces, regions, offsets in _reads(step):
+            reads = pieces.hi > 0
+            channel, page = pieces.src_channel[reads], pieces.src_page[reads]
+            region = np.asarray(regions, np.int64)[channel]
+            start = np.asarray(offsets, np.int64)[channel] + page
+            size = program.src_codec.page_bytes(program.src_elements)
+            rows = np.unique(np.stack((region, start), axis=1), axis=0)
+            found.append(np.column_stack((rows, np.full(len(rows), size, np.int64))))
     table = np.concatenate(found) if found else np.empty((0, 3), np.int64)
     return ByteRanges(table[:, 0].astype(np.int32), table[:, 1].copy(), table[:, 2].copy())
 
 
-def _whole(cache: CacheEntry) -> ByteRanges:
-    place = cache.placement
-    sizes = np.repeat(np.asarray(cache.layout.buffer_bytes, np.int64), cache.layout.channels)
-    return ByteRanges(place.region.ravel(), place.offset.ravel(), sizes)
+def _reads(step: Step) -> Iterator[tuple[Program, Pieces, tuple[int, ...], tuple[int, ...]]]:
+    """What a step reads by: programs, their pieces, and region and offset of the tensor for each channel."""
+    if isinstance(step, RetileStep):
+        yield step.program, step.pieces, step.src_region, step.src_offset
+        return
+    for tensor in step.reads:
+        for one in (*tensor.passes, *(tensor.scales.passes if tensor.scales else ())):
+            yield one.program, one.pieces, one.region, one.offset
