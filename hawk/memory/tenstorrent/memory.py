@@ -23,7 +23,7 @@ from hawk.memory.tenstorrent.windows import budget
 from hawk.units import approximate_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from hawk.memory.region import Moves, Region
     from hawk.memory.tenstorrent.chip import Bank, Chip
@@ -85,26 +85,25 @@ class Tenstorrent(Channels):
         self.why_not: dict[str, str] = {}
         self._moves_there = mover
         way = self._taken(name, chip)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(way.close)
             super().__init__(
                 name,
                 channels=reservation.banks,
                 channel_bytes=way.covered,
                 alignment=reservation.alignment or self.chip.alignment,
             )
-        except BaseException:
-            way.close()
-            raise
-        self._way = way
-        self._regions = way.regions
-        self.way = way.name
-        self._pusher = pusher
-        self._pinned: Pinned | None = None
-        self.back = self._way_back(name)
-        self.refreshes = self.back != "window"
-        if mover is not None:
-            self.move_cost, self.move_row_cost = mover.cost, mover.row_cost
-        self.said = self._told()
+            self._way = way
+            self._regions = way.regions
+            self.way = way.name
+            if mover is not None and self.way != "host":  # the shadow is moved in by the host's cores
+                self.move_cost, self.move_row_cost = mover.cost, mover.row_cost
+            self._pusher = pusher
+            self._pinned: Pinned | None = None
+            self.back = self._way_back(name)
+            self.refreshes = self.back != "window"
+            self.said = self._told()
+            undo.pop_all()
 
     @classmethod
     def from_config(cls, name: str, config: TenstorrentConfig) -> Tenstorrent:
@@ -237,18 +236,13 @@ class Tenstorrent(Channels):
             return
         if self._pinned is not None:
             assert self._pusher is not None
-            await self._pusher(ranges, self._pinned.noc)
+            await _to_its_end(self._pusher(ranges, self._pinned.noc))
         elif isinstance(self._way, StagedWay):
             await self._apart(self._way.refresh, ranges)
 
     async def _apart(self, what: Callable[[ByteRanges], None], ranges: ByteRanges) -> None:
         """In a thread; whoever is cancelled waits until it has ended."""
-        work = asyncio.get_running_loop().run_in_executor(None, what, ranges)
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await settle(work)
-            raise
+        await _to_its_end(asyncio.get_running_loop().run_in_executor(None, what, ranges))
 
     @property
     def move_support(self) -> MoveSupport:
@@ -267,7 +261,7 @@ class Tenstorrent(Channels):
         self._check("moves", moves.channel, moves.target, moves.nbytes)
         if len(moves):
             await self.flush(_sources(moves))
-            await self._moves_there(moves)
+            await _to_its_end(self._moves_there(moves))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -289,6 +283,19 @@ class Tenstorrent(Channels):
         if self._pinned is not None:
             self._pinned.close()
         self._way.close()
+
+
+async def _to_its_end(what: Awaitable[None]) -> None:
+    """Awaits it; whoever is cancelled waits until it has ended.
+
+    Until then the chip may write where it was told to, and what lies there may be neither freed nor unpinned.
+    """
+    work = asyncio.ensure_future(what)
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await settle(work)
+        raise
 
 
 def _opener(config: TenstorrentConfig, number: int) -> Callable[[], umd.Device]:

@@ -1,4 +1,8 @@
-"""What programs of the chip do for a memory, where the owner of the chip brings them."""
+"""What programs of the chip do for a memory, where the owner of the chip brings them.
+
+They are awaited to their end: a job that is cancelled waits for them.  So they have to end, with an error where the
+chip does not answer.
+"""
 
 from __future__ import annotations
 

@@ -302,6 +302,33 @@ async def test_moves_are_the_chips_where_it_was_given_a_program_and_come_behind_
         npu.close()
 
 
+async def test_cancelled_moves_end_with_the_chips_program() -> None:
+    inside, go_on, ended = asyncio.Event(), asyncio.Event(), []
+
+    class Mover:
+        cost, row_cost = 1e-11, 2e-6
+
+        async def __call__(self, moves: Moves) -> None:
+            inside.set()
+            await go_on.wait()
+            ended.append(len(moves))
+
+    npu = made(FakeKmd(), mover=Mover())
+    one = np.asarray([3], np.int32)
+    moves = Moves(one, np.asarray([0]), np.asarray([4096]), np.asarray([64]))
+    task = asyncio.create_task(npu.move(moves))
+    await inside.wait()
+    task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [1]
+    npu.close()
+
+
 def test_arrays_outlive_the_memory() -> None:
     npu = made(FakeKmd())
     kept = npu.regions[0].array

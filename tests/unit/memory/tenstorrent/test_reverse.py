@@ -1,5 +1,6 @@
 """From the chip to the host: by the chip's own writes into pinned memory where it has a program, else by reading."""
 
+import asyncio
 import ctypes
 import errno
 from collections.abc import Iterator, Sequence
@@ -101,3 +102,36 @@ def test_pages_that_cannot_be_pinned_are_read_instead(nth: int) -> None:
     assert fake.pinned == {}
     assert fake.fds == []
     npu.close()
+
+
+async def test_a_cancelled_refresh_ends_with_the_chips_writes() -> None:
+    """Until then the chip writes into pages that whoever cancelled may unpin next."""
+    fake, inside, go_on, ended = FakeKmd(), asyncio.Event(), asyncio.Event(), []
+
+    class Slow(Program):
+        async def __call__(self, ranges: ByteRanges, noc: Sequence[int]) -> None:
+            inside.set()
+            await go_on.wait()
+            await super().__call__(ranges, noc)
+            ended.append(True)
+
+    npu = made(fake, "dma-buf", Slow(fake))
+    task = asyncio.create_task(npu.refresh(ranges((0, 0, 64))))
+    await inside.wait()
+    task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended
+    npu.close()
+
+
+def test_a_program_that_is_none_leaves_nothing_open() -> None:
+    fake = FakeKmd()
+    with pytest.raises(AttributeError, match="cost"):
+        made(fake, "dma-buf", object())
+    assert fake.fds == []
+    assert fake.held == {}

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,21 @@ async def test_rows_may_be_moved_in_the_shadow_and_are_pushed_then() -> None:
     assert device.wrote == []
     await npu.flush(ranges((1, 4096, 64)))
     assert device.dram[21, 40][BASE + 4096 : BASE + 4160].tolist() == list(range(64))
+    npu.close()
+
+
+def test_what_a_program_of_the_chip_costs_does_not_count_where_the_host_moves() -> None:
+    mover = SimpleNamespace(cost=1e-15, row_cost=1e-15)
+    config = TenstorrentConfig(BASE, NBYTES, 8, way="host")
+    npu = Tenstorrent(
+        "npu0",
+        Reservation((0,), BASE, NBYTES, 8),
+        config,
+        open_device=FakeDevice,
+        mover=mover,  # type: ignore[arg-type]
+    )
+    assert npu.move_support is MoveSupport.HOST
+    assert npu.move_cost == Tenstorrent.move_cost
     npu.close()
 
 
