@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hawk.arguments import instance
 from hawk.cache_spec import CacheSpec
 from hawk.errors import InvalidArgument
 from hawk.models import load_model, one_table, read_tables
@@ -98,7 +99,12 @@ class ModelCache:
     ) -> CacheSpec:
         """The cache of one worker of `tp_size`, of `blocks` blocks; raises `InvalidArgument` naming the field."""
         _one_of(tp_size, self.tp, "tp_size", self.name)
-        whole = CacheSpec(
+        whole = self._whole(blocks, channels, align)
+        return whole if tp_size == 1 else whole.shard(tp_rank=tp_rank, tp_size=tp_size)
+
+    def _whole(self, blocks: int, channels: int | None = None, align: int | None = None) -> CacheSpec:
+        """Of all heads."""
+        return CacheSpec(
             layers=self.model.layers,
             heads=self.model.heads,
             dim=self.model.dim,
@@ -111,7 +117,6 @@ class ModelCache:
             align=align,
             params={} if self.rotary == self.model.dim else {"R": self.rotary},
         )
-        return whole if tp_size == 1 else whole.shard(tp_rank=tp_rank, tp_size=tp_size)
 
     def request_spec(self, tokens: int) -> CacheSpec:
         """Room for one request of up to `tokens` tokens by itself, of all heads, in whole blocks.
@@ -123,7 +128,7 @@ class ModelCache:
                 f"{self.name} has no layout of a request by itself", field="request", expected="a layout"
             )
         blocks = -(-max(1, tokens) // self.block_size)
-        return self.spec(blocks).replace(layout=self.request)
+        return self._whole(blocks).replace(layout=self.request)
 
     def check(self, spec: CacheSpec, *, layers: int | None = None) -> None:
         """Raises `InvalidArgument` naming the field of `spec` by which this model would read other numbers.
@@ -234,7 +239,7 @@ def load_cache(name_or_path: str) -> ModelCache:
     Such a file holds one table like those of `layouts/models/caches.toml`, and `model`: a name of `models.toml`, or
     the path of a file as `hawk.models.load_model` takes it.  Raises `InvalidArgument` naming the key.
     """
-    if name_or_path.endswith(".toml"):
+    if instance(name_or_path, str, "cache", "a name, or the path of a file").endswith(".toml"):
         return _from_file(Path(name_or_path))
     known = _shipped()
     if name_or_path not in known:
@@ -303,7 +308,10 @@ def _from_table(name: str, table: Mapping[str, Any], origin: str) -> ModelCache:
     )
     if made.request:
         made.check(made.request_spec(tokens=1))
-    made.check(made.spec(blocks=1))  # whether the layout keeps K in the order that the table says
+    for (
+        codec
+    ) in made.codecs:  # whether it is one, and whether the layout keeps K in the order that the table says
+        made.check(made.choose(codec=codec).spec(blocks=1, tp_size=made.tp[0]))
     return made
 
 

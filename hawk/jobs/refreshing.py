@@ -29,7 +29,7 @@ async def refreshed(cache: CacheEntry, steps: Sequence[Step]) -> list[U8]:
 
 
 def source_ranges(cache: CacheEntry, steps: Sequence[Step]) -> ByteRanges:
-    """The pages that these steps read, each once, and no others: what arrives there just now the device may not know."""
+    """The pages that these steps read, each once, and no others: what arrives there now the device may not know."""
     found = []
     for step in steps:
         for program, pieces, regions, offsets in _reads(step):

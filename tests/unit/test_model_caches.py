@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from hawk.cache import CacheSpec
 from hawk.cli.layout import layout
-from hawk.errors import InvalidArgument
+from hawk.errors import HawkError, InvalidArgument
 from hawk.layouts import load
 from hawk.layouts.compiled import CacheShape
 from hawk.model_caches import cache_names, k_order, load_cache
@@ -127,8 +127,22 @@ def test_a_file_of_ones_own(tmp_path):
         own.write_text(changed)
         with pytest.raises(InvalidArgument, match=field):
             load_cache(str(own))
+    # Of a model that no worker could hold alone.
+    own.write_text(text.replace("[1, 2]", "[4, 8]") + 'request = "tenstorrent/contiguous-hf"\n')
+    split = load_cache(str(own))
+    split.check(split.spec(blocks=1, tp_rank=7, tp_size=8))
+    assert split.request_spec(33).heads == 8
+    with pytest.raises(InvalidArgument, match="tp_size"):
+        split.spec(blocks=1)
+    # Every number type that is listed has to be one.
+    own.write_text(text.replace('["bf16"]', '["bf16", "bf17"]'))
+    with pytest.raises(HawkError, match="bf17"):
+        load_cache(str(own))
     with pytest.raises(InvalidArgument, match="no cache of this name"):
         load_cache("tt_transformers/llama-1")
+    for wrong in (None, 3):
+        with pytest.raises(InvalidArgument, match="cache: "):
+            load_cache(wrong)
     with pytest.raises(InvalidArgument, match="cannot read"):
         load_cache(str(tmp_path / "none.toml"))
 

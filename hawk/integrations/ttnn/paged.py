@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from hawk.arguments import count as whole
 from hawk.arguments import instance
 from hawk.errors import InvalidArgument
 from hawk.integrations.ttnn import api
 from hawk.integrations.ttnn.reserving import allocate, banks, chips
 from hawk.integrations.ttnn.tiles import tensor_shape
 from hawk.memory.tenstorrent import Reservation
-from hawk.model_caches import ModelCache, load_cache
+from hawk.model_caches import ModelCache, k_order, load_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hawk.cache_spec import CacheSpec
     from hawk.handles import DeviceCache
     from hawk.integrations.ttnn.host import HostTensors
+    from hawk.layouts import CompiledLayout
 
 _NAMES = ("k", "v")
 
@@ -63,6 +65,11 @@ class PagedCache:
                     )
         self.device = self.tensors[0][0].device()
         self.chips = chips(self.device)
+        for layer, pair in enumerate(self.tensors):
+            for kv, tensor in enumerate(pair):
+                if chips(tensor.device()) != self.chips:
+                    field = f"kv[{layer}].{_NAMES[kv]}.device"
+                    raise self._wrong(field, str(chips(tensor.device())), str(self.chips))
         self.banks = banks(self.device)
         self.blocks = api.extents(self.tensors[0][0])[0]
         self.model = self._checked()
@@ -95,11 +102,11 @@ class PagedCache:
             )
         planes = compiled.buffer_count
         shape = (planes * blocks, spec.heads, spec.block_size, spec.dim)
-        whole = allocate(device, shape, compiled.codec.name, f"{planes} tensors of {blocks} blocks")
-        views = [ttnn.narrow(whole, 0, i * blocks, blocks) for i in range(planes)]
+        owner = allocate(device, shape, compiled.codec.name, f"{planes} tensors of {blocks} blocks")
+        views = [ttnn.narrow(owner, 0, i * blocks, blocks) for i in range(planes)]
         kvs = known.model.kvs
         made = cls([views[i : i + kvs] for i in range(0, planes, kvs)], known)
-        made._owner = whole
+        made._owner = owner
         return made
 
     _owner: Any = None
@@ -147,7 +154,11 @@ class PagedCache:
         )
 
     def check_place(self, cache: DeviceCache, reservation: Reservation) -> None:
-        """Raises `InvalidArgument` unless `cache`, in a memory over `reservation`, lies where these tensors do."""
+        """Raises `InvalidArgument` unless `cache`, in a memory over `reservation`, lies where these tensors do.
+
+        So it does if its layout keeps what the model expects, and each buffer begins where its tensor does.
+        """
+        self._check_layout(cache.layout)
         flat = [address for pair in self.addresses for address in pair]
         for i, (offset, address) in enumerate(zip(cache.offsets, flat, strict=True)):
             if reservation.address + offset != address:
@@ -160,6 +171,20 @@ class PagedCache:
                     hint="The memory must hold nothing else: allocate this cache in it first",
                 )
 
+    def _check_layout(self, layout: CompiledLayout) -> None:
+        expected = self.specs[0].compile()
+        for field in ("layers", "heads", "dim", "kvs", "block_size", "blocks"):
+            got, wanted = getattr(layout.shape, field), getattr(expected.shape, field)
+            if got != wanted:
+                raise self._wrong(f"cache.{field}", got, wanted)
+        if layout.codec.name != expected.codec.name:
+            raise self._wrong("cache.codec", layout.codec.name, expected.codec.name)
+        if layout.channels != expected.channels:
+            raise self._wrong("cache.channels", layout.channels, expected.channels)
+        tensor_shape(layout)
+        if k_order(layout) != k_order(expected):
+            raise self._wrong("cache.k_order", k_order(layout)[0], k_order(expected)[0])
+
     def fill(self, held: HostTensors, page_table: Any, *, user: int = 0) -> None:
         """Copies a request out of host tensors to the chips, and from there into the blocks of its page table.
 
@@ -169,15 +194,18 @@ class PagedCache:
 
         Nothing is converted: `copy_host_to_device_tensor` into one tensor each for K and V, which stay where they are
         from request to request of one length (programs and traces that were made with them hold), then
-        `paged_fill_cache`.  When this returns, the host tensors may be fetched into again.  Raises `InvalidArgument`
-        for tensors of another model, and for a page table of fewer blocks than they have.
+        `paged_fill_cache`.  When this ends, also by an error of ttnn's, the host tensors may be fetched into again.
+        Raises `InvalidArgument` for tensors of another model, a page table of fewer blocks than they have, and a
+        row that it has not.
         """
         ttnn = api.library()
         self.model.check(held.spec)
         if held.chips != len(self.chips):
             raise self._wrong("held.chips", held.chips, len(self.chips))
         shape = api.extents(held.tensor(0))
-        room = api.extents(page_table)[-1] * self.model.block_size
+        users, room = api.extents(page_table)[0], api.extents(page_table)[-1] * self.model.block_size
+        if whole(user, "user") >= users:
+            raise InvalidArgument("no such row", field="user", got=user, expected=f"0..{users - 1}")
         if shape[0] != 1 or shape[2] > room:
             raise InvalidArgument(
                 "the page table has not as many blocks as the host tensors, whose every row is copied",
@@ -187,16 +215,20 @@ class PagedCache:
                 if shape[0] == 1
                 else "tensors of for_request",
             )
-        if not self._staging or api.extents(self._staging[0]) != shape:
+        if self._staging and api.extents(self._staging[0]) != shape:
+            self._staging = []  # given back before others are taken: there may be no room for both
+        if not self._staging:
             self._staging = [
                 allocate(self.device, shape, self.model.codec, "a request's K or V") for _ in self.tensors[0]
             ]
-        for layer, pair in enumerate(self.tensors):
-            for kv, cache in enumerate(pair):
-                ttnn.copy_host_to_device_tensor(held.tensor(layer, kv), self._staging[kv])
-                ttnn.experimental.paged_fill_cache(cache, self._staging[kv], page_table, batch_idx=user)
-        # Copies are put on a queue: until they are done the chips may still read the host tensors.
-        ttnn.synchronize_device(self.device)
+        try:
+            for layer, pair in enumerate(self.tensors):
+                for kv, cache in enumerate(pair):
+                    ttnn.copy_host_to_device_tensor(held.tensor(layer, kv), self._staging[kv])
+                    ttnn.experimental.paged_fill_cache(cache, self._staging[kv], page_table, batch_idx=user)
+        finally:
+            # Copies are put on a queue: until they are done the chips may still read the host tensors.
+            ttnn.synchronize_device(self.device)
 
     def _checked(self) -> ModelCache:
         """The model with the number type and the block size that the tensors have, which are of those it knows."""
