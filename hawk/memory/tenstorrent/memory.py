@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import threading
 from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakSet
 
 from hawk.errors import DeviceDenied, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
 from hawk.memory.base import MoveSupport
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
     from hawk.memory.tenstorrent.reservation import Reservation
 
 
+_over: WeakSet[Tenstorrent] = WeakSet()
+"""The memories of this process that are over chips, and not over a test's or a simulator's."""
+
+_over_lock = threading.Lock()
+
+
 class Tenstorrent(Channels):
     """The reserved range of one chip's DRAM banks; one of these for each chip of a mesh.
 
@@ -47,8 +55,9 @@ class Tenstorrent(Channels):
     back         how sources are read: `chip` (it writes into pinned memory), `tt-umd`, or `window`
     said         one line of all that
 
-    The constructor blocks while windows are taken or the shadow is filled.  Raises what the way that was asked for
-    raises, the last one's where none goes; nothing stays open then.
+    The constructor blocks while windows are taken or the shadow is filled.  Raises `InvalidArgument` where another
+    memory of this process has a part of the reservation (other processes' are not seen), and what the way that was
+    asked for raises, the last one's where none goes; nothing stays open then.
     """
 
     kind: ClassVar[str] = "tenstorrent"
@@ -84,8 +93,12 @@ class Tenstorrent(Channels):
         self.reservation = reservation
         self.why_not: dict[str, str] = {}
         self._moves_there = mover
-        way = self._taken(name, chip)
+        self.name = name
         with contextlib.ExitStack() as undo:
+            if calls is None and open_device is None and not config.simulator:
+                self._alone()
+                undo.callback(_over.discard, self)
+            way = self._taken(name, chip)
             undo.callback(way.close)
             super().__init__(
                 name,
@@ -123,6 +136,20 @@ class Tenstorrent(Channels):
             raise HawkMemoryError("there is no such file", field=field, got=path)
         if not os.access(path, os.R_OK if config.simulator else os.R_OK | os.W_OK):
             raise DeviceDenied("this user may not open it", field=field, got=path)
+
+    def _alone(self) -> None:
+        """Keeps other memories of this process off the range; raises `InvalidArgument` where one has a part of it."""
+        with _over_lock:
+            for other in _over:
+                if other.reservation.meets(self.reservation):
+                    raise InvalidArgument(
+                        "another memory has a part of this reservation",
+                        field=f"memory.{self.name}.address",
+                        got=f"{self.reservation.address:#x} to {self.reservation.end:#x}",
+                        expected=f"none of {other.reservation.address:#x} to {other.reservation.end:#x}, which "
+                        f"memory {other.name} has of chip {other.reservation.chips[0]}",
+                    )
+            _over.add(self)
 
     # -- the way that is taken -------------------------------------------------------------------------------
 
@@ -283,6 +310,7 @@ class Tenstorrent(Channels):
         if self._pinned is not None:
             self._pinned.close()
         self._way.close()
+        _over.discard(self)
 
 
 async def _to_its_end(what: Awaitable[None]) -> None:

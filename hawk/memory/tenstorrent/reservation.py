@@ -63,6 +63,12 @@ class Reservation:
         """Bytes in all banks of one chip."""
         return self.banks * self.nbytes
 
+    def meets(self, other: Reservation) -> bool:
+        """Whether a byte of a chip belongs to both."""
+        return (
+            bool(set(self.chips) & set(other.chips)) and self.address < other.end and other.address < self.end
+        )
+
     def of_chip(self, chip: int) -> Reservation:
         """The same of one chip.  Raises `InvalidArgument` for one that is not named."""
         if chip not in self.chips:

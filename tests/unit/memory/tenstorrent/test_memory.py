@@ -107,6 +107,25 @@ def test_one_memory_is_of_one_chip_of_a_mesh() -> None:
         npu.close()
 
 
+def test_two_memories_never_have_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tt_umd", fake_umd(channel_bytes=16 * MIB))
+
+    def over(name: str, address: int, nbytes: int = MIB, chip: int = 0) -> Tenstorrent:
+        return Tenstorrent.from_config(name, TenstorrentConfig(address, nbytes, 8, chip, way="host"))
+
+    with pytest.raises(InvalidArgument, match="end of a bank"):
+        over("npu0", BASE, 32 * MIB)  # nothing is taken by one that failed
+    first = over("npu0", BASE)
+    for address, nbytes in ((BASE, MIB), (BASE + MIB - 64, MIB), (BASE - 64, 128), (BASE + 64, 64)):
+        with pytest.raises(InvalidArgument, match=r"memory\.npu1\.address.*memory npu0 has of chip 0"):
+            over("npu1", address, nbytes)
+    beside = [over("npu1", BASE + MIB), over("npu2", BASE, chip=1)]
+    first.close()
+    again = over("npu3", BASE)
+    for npu in (again, *beside):
+        npu.close()
+
+
 def test_it_is_a_kind_of_memory_by_its_folder() -> None:
     assert registry.get("tenstorrent") is Tenstorrent
     assert registry.config_class("tenstorrent") is TenstorrentConfig
