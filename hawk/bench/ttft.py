@@ -376,6 +376,13 @@ def _turn(
                     got=answer["tokens"],
                     expected=str(expected[length]),
                 )
+            if WAYS[way] == "hawk" and answer["cached"] != length:
+                raise InternalError(
+                    "the decode engine computed what was to be fetched",
+                    field=f"{way}, {length} tokens",
+                    got=answer["cached"],
+                    expected=str(length),
+                )
             result.add(
                 way, length, seconds, answer["cached"] or 0, other=answer["tokens"] != expected[length]
             )

@@ -22,7 +22,7 @@ ABOUT = {
 
 @dataclass
 class Way:
-    """One way: seconds to the first token, and tokens that decode did not compute, by length of the prompt.
+    """One way: seconds to the first token, and tokens that decode never computed, by length of the prompt.
 
     others    answers whose first token is right, and a later one another than the engine's alone
     """
@@ -49,7 +49,7 @@ class Result:
         entry = self.way(way)
         entry.others += other
         entry.seconds.setdefault(length, []).append(seconds)
-        entry.cached[length] = cached
+        entry.cached[length] = min(cached, entry.cached.get(length, cached))
 
     def way(self, name: str) -> Way:
         """The way of that name."""

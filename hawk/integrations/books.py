@@ -252,14 +252,11 @@ class Books:
         if entry is None:
             return False, None
         if not well:
-            # Who was told that the prefill begins again waits for that.
-            why = "the request ended before its prefill did"
-            self._orders.forgone.append(ForgoOrder(entry.transfer, entry.attempt + 1, why))
+            return self._give_up(key, entry, "the request ended before its prefill did")
         if not entry.offered:
-            return False, None
-        if not well or not self.workers or self.gone:
-            self._orders.abandon.append(key)
-            return True, None
+            return self._give_up(key, entry, "the request ended while its prefill was to begin again")
+        if not self.workers or self.gone:
+            return self._give_up(key, entry, "the prefill engine has no agent for it")
         try:
             return True, remote.write(
                 entry.transfer,
@@ -276,8 +273,14 @@ class Books:
         except Exception:  # the workers have the offer: whatever this is, the blocks stay until they say so
             log.exception("nothing can be handed over", request=key)
             self.counts["faults"] += 1
+            return self._give_up(key, entry, "the prefill engine could not say where it is")
+
+    def _give_up(self, key: str, entry: _Prefill, why: str) -> tuple[bool, None]:
+        """Nobody is to have it.  Who is told that an offer was taken back waits for the next, which is not coming."""
+        self._orders.forgone.append(ForgoOrder(entry.transfer, entry.attempt + 1, why))
+        if entry.offered:
             self._orders.abandon.append(key)
-            return True, None
+        return entry.offered, None
 
     def take(self) -> Orders:
         """The orders of the step that is being made up."""

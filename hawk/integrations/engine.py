@@ -325,6 +325,15 @@ class Engine:
             self._offer_over(entry, ending, why)
 
     def _offer_over(self, entry: Offering, ending: str, why: str = "") -> None:
+        with self._lock:
+            if entry.over.is_set():  # the thread's end and the hook that found it ended both come here
+                return
+            self._stats[ending] += 1
+            mark, entry.mark = entry.mark, None
+            self._over.offers.append(entry.end(ending, why))
+            entry.over.set()
+        if mark is not None:
+            drop(mark)
         if ending == "offer_failed":
             # Who fetches it is told now, and not by its own deadline.
             log.warning("offer failed", request=entry.order.key, reason=why)
@@ -332,13 +341,6 @@ class Engine:
             self._post(
                 lambda: self._line.spawn(forgo(self, order.transfer, order.attempt, why)), bounded=False
             )
-        with self._lock:
-            self._stats[ending] += 1
-            mark, entry.mark = entry.mark, None
-            self._over.offers.append(entry.end(ending, why))
-            entry.over.set()
-        if mark is not None:
-            drop(mark)
 
     def _begin(self, entry: Fetching) -> None:
         entry.task = self._line.spawn(self._fetched(entry))
@@ -366,12 +368,14 @@ class Engine:
             await self._released(entry.tickets, order.end)
 
     def _fetch_over(self, entry: Fetching, ending: str, why: str, ready: Ready | None = None) -> None:
-        if ending == "fetch_failed":
-            log.warning("fetch failed", request=entry.order.key, reason=why)
         with self._lock:
+            if entry.over:  # as above
+                return
             self._stats[ending] += 1
             entry.ready, entry.why = ready, why
             entry.over = True
+        if ending == "fetch_failed":
+            log.warning("fetch failed", request=entry.order.key, reason=why)
 
     async def _released(self, tickets: tuple[str, ...], tokens: int) -> None:
         try:

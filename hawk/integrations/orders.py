@@ -106,7 +106,8 @@ class Fetching:
 
     def abort(self) -> None:
         """On the loop: ends it; it is over when no byte of it can land any more."""
-        if self.task is not None and self.started:  # one that has not sees `aborted` when it does
+        # One that has not started sees `aborted` when it does; one that is over is telling the other side so.
+        if self.task is not None and self.started and not self.over:
             self.task.cancel()
 
 

@@ -29,7 +29,15 @@ def register(engine: Engine, config: Any, cache: Any, given: Mapping[str, Any], 
     """
     settings = engine.settings
     group, name = api.only_group(cache), engine.worker.name
-    names = api.in_order([layer for layer in group.layer_names if layer in given or not given])
+    known = [layer for layer in group.layer_names if layer in given]
+    if not known and not settings.cache:
+        raise RegistrationFailed(
+            "the engine registers none of its layers",
+            field="kv_caches",
+            got=", ".join(given) or "none",
+            expected=", ".join(group.layer_names),
+        )
+    names = api.in_order(known or group.layer_names)  # a platform may register whatever it has
     readers = part.readers(
         settings.decode_tp or config.parallel_config.tensor_parallel_size,
         settings.decode_pp or config.parallel_config.pipeline_parallel_size,

@@ -77,6 +77,20 @@ def test_other_tokens_are_an_error_unless_a_part_was_computed_anew() -> None:
     assert result.way("example").others == 1
 
 
+@pytest.mark.parametrize("way", ["hawk", "hawk-early"])
+def test_a_cache_that_did_not_come_is_no_time_of_hawks(way: str) -> None:
+    """The decode engine has computed all of it, and its tokens are right."""
+    with pytest.raises(InternalError, match=f"{way}, 64 tokens: .*fetched.*got.*0"):
+        measured(Engine(cached=0), ["alone", way])
+
+
+def test_a_run_in_which_less_came_shows() -> None:
+    result = Result([Way("example")], [64], ttft.SHAPE, "bfloat16", 128, {})
+    for cached in (64, 0, 64):
+        result.add("example", 64, 1.0, cached, other=False)
+    assert result.way("example").cached == {64: 0}
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [

@@ -145,6 +145,32 @@ def test_a_request_goes_into_the_channels(block: int, vllm: None, short_path: Pa
         assert steps(p, lambda r: r.finished_sending).finished_sending == {"p"}
 
 
+@pytest.mark.parametrize("given", [{}, {"npu0": object()}])
+def test_a_platform_registers_whatever_it_has(given: dict[str, Any], vllm: None, short_path: Path) -> None:
+    from hawk.integrations.vllm import HawkConnector
+
+    with contextlib.closing(decode(short_path, "in_channels")) as d:
+        d.tensors = given
+        d.start(HawkConnector)
+        ((_, wanted),) = MADE
+        assert wanted.names == tuple(d.names)
+        assert dict(wanted.given) == given
+
+
+def test_caches_of_strange_names_are_refused_where_nothing_else_provides_them(
+    vllm: None, short_path: Path
+) -> None:
+    from hawk.integrations.vllm import HawkConnector
+
+    made = fake_vllm.Engine(
+        "kv_consumer", engine_id="d", block=16, blocks=8, order="LBNHC", extra=extra(short_path)
+    )
+    with contextlib.closing(made) as d:
+        d.tensors = {}
+        with pytest.raises(RegistrationFailed, match=r"kv_caches.*model\.layers\.0\.attn"):
+            d.start(HawkConnector)
+
+
 def test_what_is_not_needed_is_given_back_and_what_fails_is_named(vllm: None, short_path: Path) -> None:
     with pair(short_path, cache_options={"block": 8}) as (p, d):
         unneeded = d.request("a", list(PROMPT), prefill(p, "a", list(range(10))))
