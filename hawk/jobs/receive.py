@@ -281,9 +281,16 @@ class Receiver:
 
     async def wipe(self) -> None:
         """Zeroes what this attempt may have written of the target; after `stop`, where the config says so."""
-        if self._context.scrub_targets:
-            for ranges in self._touched:
+        if not self._context.scrub_targets:
+            return
+        again: asyncio.CancelledError | None = None
+        for ranges in self._touched:
+            try:
                 await wipe(self._request.cache.regions, ranges, self._request.cache.memory)
+            except asyncio.CancelledError as error:
+                again = error
+        if again is not None:
+            raise again
 
     async def flush(self) -> None:
         """Makes all that was written visible to the device; after the last read of every queue."""

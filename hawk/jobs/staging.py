@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from hawk.errors import OutOfMemory
+from hawk.errors import HawkError, OutOfMemory
 from hawk.jobs.scrub import wipe
 from hawk.memory.scrub import of_allocation
 from hawk.observe.log import get as get_log
@@ -76,8 +76,12 @@ class Staging:
             self._free.put_nowait(offset)
 
     async def free(self, *, scrub: bool) -> None:
-        """Gives all back, zeroed with `scrub`, however this ends.  Safe to call twice."""
+        """Gives all back, zeroed with `scrub`, however this ends.  Safe to call twice.
+
+        Raises the first error of a device that does not take the zeros.
+        """
         again: asyncio.CancelledError | None = None
+        fault: HawkError | None = None
         taken, self._taken = self._taken, []
         for slot in taken:
             try:
@@ -85,10 +89,14 @@ class Staging:
                     await wipe(self._memory.regions, of_allocation(slot), self._memory)
             except asyncio.CancelledError as error:
                 again = error
+            except HawkError as error:
+                fault = fault or error
             finally:
                 self._memory.free(slot)
         if again is not None:
             raise again
+        if fault is not None:
+            raise fault
 
 
 def weighed(

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hawk.errors import Aborted, HawkError, TransferFailed
+from hawk.errors import Aborted, DeviceReset, HawkError, TransferFailed
 from hawk.jobs.scrub import wipe_cache
+from hawk.jobs.staging import Staging
 from hawk.memory import scrub
 from hawk.memory.region import ByteRanges, Region, Segments
 from hawk.plan.check import entries
@@ -155,6 +156,48 @@ async def test_staging_is_zero_for_its_next_owner(ending: str, scrubbed: bool) -
         for after in nexts:
             made.npu.free(after)
         await made.serving.idle()
+
+
+async def test_zeros_reach_the_device_though_whoever_wipes_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, real = threading.Event(), scrub._zero
+
+    def slowly(*arguments: Any) -> None:
+        go_on.wait(20)
+        real(*arguments)
+
+    monkeypatch.setattr(scrub, "_zero", slowly)
+    async with rig() as made:
+        task = asyncio.create_task(wipe_cache(made.target))
+        await asyncio.sleep(0)
+        task.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        place = made.target.placement
+        for row in range(len(place.offset)):
+            for channel in range(made.target.layout.channels):
+                begin = int(place.offset[row, channel])
+                end = begin + made.target.layout.buffer_bytes[row]
+                assert not made.npu.visible[int(place.region[row, channel])][begin:end].any()
+
+
+async def test_staging_is_given_back_though_the_device_takes_no_zeros() -> None:
+    async with rig() as made:
+        free = made.npu.free_bytes()
+        staging = Staging(made.npu, 4096)
+        for _ in range(3):
+            staging._taken.append(made.npu.allocate(4096, "staging", brief=True))
+
+        async def reset(ranges: ByteRanges) -> None:
+            del ranges
+            raise DeviceReset("the chip was reset", field="npu0")
+
+        made.npu.flush = reset  # type: ignore[method-assign]
+        with pytest.raises(DeviceReset):
+            await staging.free(scrub=True)
+        assert made.npu.free_bytes() == free
 
 
 @pytest.mark.parametrize("scrubbed", [True, False])
