@@ -63,7 +63,8 @@ class Engine:
         self.number = number
         self.worker = remote.Worker("", "")
         self.split = 1
-        self._start = (name, role, size)
+        self.role = role
+        self._start = (name, size)
         self.gone = False
         """Whether there is no agent now: nothing can be handed over."""
         self._line = LoopThread(self._main, cpus=settings.cpus, room=settings.queue, ended=self._none_left)
@@ -100,12 +101,14 @@ class Engine:
             self._fetch_over(loading, "fetch_failed", "the connector was closed")
 
     async def _main(self, up: Callable[[], None]) -> None:
-        name, role, size = self._start
+        name, size = self._start
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.agent:
                 client = connect(beside(self.settings, self.number))
             else:
-                config = agent_config(self.settings, engine=name, role=role, number=self.number, size=size)
+                config = agent_config(
+                    self.settings, engine=name, role=self.role, number=self.number, size=size
+                )
                 agent = await stack.enter_async_context(Agent(config))
                 client = connect(agent)
             await client.open()

@@ -52,7 +52,8 @@ async def keep(engine: Engine) -> None:
     """Runs until it is cancelled.  Whenever the agent is gone it waits for one, and makes the cache known to that.
 
     What was under way when the agent went has failed, and so does what is ordered before another is there.  A cache
-    that was in the agent's own memory went with it: then this ends, and the log says to restart the engine.
+    that was in the agent's own memory went with it: then this ends, and the log says to restart the engine.  An agent
+    at another address is as good as gone to an engine that prefills: nothing is handed over.
     """
     told = False
     while True:
@@ -74,10 +75,12 @@ async def keep(engine: Engine) -> None:
         except HawkError as error:
             log.debug("the agent is not back yet", reason=str(error))
             continue
-        told = engine.gone = False
+        told = False
         if worker == engine.worker:
+            engine.gone = False
             log.info("the agent is back", agent=worker.name)
-        else:  # the engine's scheduler has told others where it was, and does
+        else:  # others would be told where it was, and fail; what this engine fetches needs no address of its own
+            engine.gone = engine.role != "decode"
             log.error("the agent came back elsewhere: restart the engine", got=worker, expected=engine.worker)
 
 

@@ -1,6 +1,7 @@
 """An agent beside an engine that ends and comes back: what is ordered meanwhile, and afterwards."""
 
 import contextlib
+import threading
 import time
 from pathlib import Path
 
@@ -51,3 +52,43 @@ def test_an_agent_that_comes_back_is_found_again(short_path: Path, monkeypatch: 
         )
         until(pair.p, lambda e: bool(e.sent), "c")
         pair.p.close()
+
+
+@pytest.mark.parametrize(("role", "gone"), [("prefill", True), ("decode", False)])
+def test_an_agent_that_comes_back_elsewhere_is_not_handed_over(
+    role: str, gone: bool, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would be sent to where it was, and their requests fail; what is fetched needs no address of ours."""
+    monkeypatch.setattr("hawk.integrations.keeping.AGAIN", 0.02)
+
+    def agent(control: str) -> Engine:
+        tables = {name: {"size": "1MiB"} for name in ("arena", "staging")} | {"jobs": {"chunk": "64KiB"}}
+        local = {"agent": {"local": f"ipc://{short_path}/any.sock"}}
+        extra = {"control": f"ipc://{short_path}/{control}"}
+        made = Engine(read_settings({"hawk": {**tables, **local}, **extra}), name="a", role=role)
+        made.start()
+        return made
+
+    beside = Engine(read_settings({"agent": f"ipc://{short_path}/a.sock"}), name="a", role=role)
+    with contextlib.closing(beside):
+        with contextlib.closing(agent("here")):
+            beside.start()
+            beside.register(caches()[0])
+            lost = beside.client
+        with contextlib.closing(agent("there")):
+            limit = time.monotonic() + LIMIT
+            while beside.client is lost or (beside.gone and not gone):
+                assert time.monotonic() < limit
+                beside.ended(set())
+            looks = threading.Event()
+            seen = beside.client
+            assert seen is not None
+            whole = seen.check_context
+
+            def look() -> None:
+                looks.set()
+                whole()
+
+            monkeypatch.setattr(seen, "check_context", look)
+            assert looks.wait(LIMIT)  # it has come round once more
+            assert beside.gone is gone
