@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hawk.control.discovery import Registration
 from hawk.control.dns import DnsPeers
 from hawk.errors import ConfigError
@@ -30,6 +32,12 @@ def directory(agent: Agent) -> DnsPeers:
             got=f"nothing, with agent.control = {agent.config.agent.control!r}",
             expected='the address that other agents connect to, such as "tcp://10.0.0.5:7400"',
         )
+    try:
+        msgspec.convert({"address": agent.advertised_address, "generation": "0" * 16}, Registration)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            "other agents could not use this address", field="agent.advertise", got=agent.advertised_address
+        ) from error
     from hawk.control.etcd import EtcdPeers
     from hawk.control.etcd_client import Etcd
 

@@ -40,7 +40,10 @@ async def lookup(host: str, port: int) -> list[str]:
 
     An agent listens at one address, and which one it is must not change from one attempt to the next.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # how Python says that this can be no name of a host
+        raise socket.gaierror(socket.EAI_NONAME, "no name of a host") from error
     by_family: dict[int, set[str]] = {}
     for family, _, _, _, address in found:
         by_family.setdefault(family, set()).add(str(address[0]))

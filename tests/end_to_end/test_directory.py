@@ -80,6 +80,10 @@ async def test_an_agent_that_cannot_be_reached_does_not_register(site: Site) -> 
         agent = site.start("p0", where, ready=False, role="prefill", **more)
         assert await agent.ended() == 2
         assert re.search(r"agent\.advertise.*other agents connect to", agent.log()), agent.log()
+    scoped = {"control": "tcp://127.0.0.1:0", "advertise": "tcp://[fe80::1%eth0]:7400"}
+    agent = site.start("p0", where, ready=False, role="prefill", **scoped)
+    assert await agent.ended() == 2
+    assert re.search(r"agent\.advertise.*fe80::1%eth0", agent.log()), agent.log()
 
 
 async def test_an_agent_starts_while_the_directory_is_away(site: Site) -> None:

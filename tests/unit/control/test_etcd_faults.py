@@ -16,7 +16,7 @@ import pytest
 from hawk.control.discovery import Registration
 from hawk.control.etcd import EtcdPeers
 from hawk.control.etcd_client import PAGE, Entry, Etcd, EtcdFault
-from hawk.errors import ConfigError
+from hawk.errors import ConfigError, PeerUnreachable
 
 web = pytest.importorskip("aiohttp.web", reason="aiohttp is not installed (the extra etcd)")
 
@@ -246,6 +246,19 @@ async def test_a_bad_record_under_a_long_name_is_forgotten_when_it_is_taken_away
         assert made.state == "etcd, 0 agents; 1 record cannot be used"
         made._note([Entry(key, None, 9)])
         assert made.state == "etcd, 0 agents"
+        await made.close()
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 200, "-"])
+async def test_a_peer_that_says_it_is_where_nothing_can_be_cannot_be_reached(host: str) -> None:
+    async with member() as good:
+        made = peers(good)
+        await made.start()
+        await becomes(lambda: made.up, "up")
+        made._note([Entry("/hawk/agents/p1", GOOD.replace(b"10.0.0.1", host.encode()), 8)])
+        assert "p1" in made.registered()
+        with pytest.raises(PeerUnreachable):
+            await made.resolve("p1")
         await made.close()
 
 
