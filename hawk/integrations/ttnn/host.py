@@ -20,11 +20,10 @@ from hawk.errors import InternalError, InvalidArgument, MissingDependency
 from hawk.integrations.ttnn import api
 from hawk.integrations.ttnn.tiles import tensor_shape
 from hawk.memory import shared
+from hawk.model_caches import ModelCache
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from hawk.model_caches import ModelCache
 
 
 class HostTensors:
@@ -56,7 +55,8 @@ class HostTensors:
 
         Making it takes eight bytes an element for a moment: keep it, and fetch into it again.  Raises as `alloc` does.
         """
-        return cls.alloc(model.request_spec(count(tokens, "tokens")), mesh=mesh, request=True)
+        known = instance(model, ModelCache, "model", "a ModelCache")
+        return cls.alloc(known.request_spec(count(tokens, "tokens")), mesh=mesh, request=True)
 
     @classmethod
     def alloc(cls, spec: CacheSpec, *, mesh: Any = None, request: bool = False) -> HostTensors:
@@ -100,21 +100,23 @@ class HostTensors:
         if not self._tensors:
             raise InvalidArgument("the tensors are closed", field="tensor")
         for name, value, end in (("layer", layer, self.spec.layers), ("kv", kv, self.spec.kvs)):
-            if not 0 <= value < end:
+            if not 0 <= count(value, name) < end:
                 raise InvalidArgument("out of range", field=name, got=value, expected=f"0..{end - 1}")
         return self._tensors[self.spec.compile().buffer(layer, kv)]
 
     def blocks(self, tokens: int) -> range:
         """The block table of a request of `tokens` tokens in this room; raises `InvalidArgument` for one too large."""
         room = self.spec.blocks * self.spec.block_size
-        if not 0 < tokens <= room:
+        if not 0 < count(tokens, "tokens") <= room:
             raise InvalidArgument(
                 "no room for this request", field="tokens", got=tokens, expected=f"1..{room}"
             )
         return range(-(-tokens // self.spec.block_size))
 
     def zero(self) -> None:
-        """Sets every element to 0, before the room is used for another request."""
+        """Sets every element to 0, before the room is used for another request; `InvalidArgument` once closed."""
+        if not self._tensors:
+            raise InvalidArgument("the tensors are closed", field="tensor")
         for buffer in self.kv.buffers:
             buffer[:] = 0
 

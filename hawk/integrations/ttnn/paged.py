@@ -10,6 +10,7 @@ from hawk.arguments import count as whole
 from hawk.arguments import instance
 from hawk.errors import InvalidArgument
 from hawk.integrations.ttnn import api
+from hawk.integrations.ttnn.host import HostTensors
 from hawk.integrations.ttnn.reserving import allocate, banks, chips
 from hawk.integrations.ttnn.tiles import tensor_shape
 from hawk.memory.tenstorrent import Reservation
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from hawk.cache_spec import CacheSpec
     from hawk.handles import DeviceCache
-    from hawk.integrations.ttnn.host import HostTensors
     from hawk.layouts import CompiledLayout
 
 _NAMES = ("k", "v")
@@ -199,7 +199,7 @@ class PagedCache:
         row that it has not.
         """
         ttnn = api.library()
-        self.model.check(held.spec)
+        self.model.check(instance(held, HostTensors, "held", "HostTensors").spec)
         if held.chips != len(self.chips):
             raise self._wrong("held.chips", held.chips, len(self.chips))
         shape = api.extents(held.tensor(0))
