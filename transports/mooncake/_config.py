@@ -15,7 +15,7 @@ from hawk.units import Duration, Size
 class MooncakeConfig:
     """Settings of the mooncake transport; sizes in bytes, durations in seconds.
 
-    host               address to listen on for handshakes, and the one that the engine gives to its peers
+    host               address to listen on for handshakes, and the one that the engine gives to its peers; no IPv6
     port               port to listen on for handshakes; 0 lets the system choose
     advertise          host that peers connect to, where it differs from `host`
     open_ports         allows a host beyond loopback: the engine's own ports then let anyone who reaches them read and
@@ -60,6 +60,13 @@ class MooncakeConfig:
         _checks.whole("transport.mooncake.retries", self.retries, 0, 8)
         _checks.seconds("transport.mooncake.stall_timeout", self.stall_timeout)
         _checks.choice("transport.mooncake.protocol", self.protocol, ("tcp", "rdma"))
+        if ":" in (self.advertise or self.host):
+            raise InvalidArgument(
+                "the engine finds its peers by IPv4 only",
+                field=f"transport.mooncake.{'advertise' if self.advertise else 'host'}",
+                got=self.advertise or self.host,
+                expected="an IPv4 address, or a host's name",
+            )
         for host in (self.host, self.advertise):
             if host and not self.open_ports and not _loopback(host):
                 raise InvalidArgument(

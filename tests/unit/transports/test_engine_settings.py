@@ -71,6 +71,8 @@ async def test_an_engine_that_does_not_start_is_told_at_the_start() -> None:
         (MooncakeConfig, {"host": "", "open_ports": True}, "transport.mooncake.host"),
         (MooncakeConfig, {"batch": 2049}, "transport.mooncake.batch"),
         (MooncakeConfig, {"protocol": "udp"}, "transport.mooncake.protocol"),
+        (MooncakeConfig, {"host": "::1"}, "transport.mooncake.host"),
+        (MooncakeConfig, {"advertise": "fe80::7", "open_ports": True}, "transport.mooncake.advertise"),
     ],
 )
 def test_settings_that_cannot_be(config: Any, settings: dict[str, Any], field: str) -> None:
