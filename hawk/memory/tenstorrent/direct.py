@@ -216,14 +216,19 @@ class DirectWay:
         if the chip was reset, `HawkMemoryError` if the memory is closed meanwhile.
         """
         regions = self.regions
-        for held, at in self._last_words(ranges):
-            if self._closing.is_set():
-                raise HawkMemoryError("the memory was closed during a flush", field=self._memory)
+        words = self._last_words(ranges)
+        self._go_on()  # of a memory that was closed before this ran no window is left to be read
+        for held, at in words:
+            self._go_on()
             # Touching a window after a reset is a SIGBUS, so the driver is asked first; it refuses to reset while
             # dma-bufs of ours live, but a chip can fall off its bus.
             self._driver.version()
             _word(regions[held.window.bank].array, at)
             self.flushes += 1
+
+    def _go_on(self) -> None:
+        if self._closing.is_set():
+            raise HawkMemoryError("the memory was closed during a flush", field=self._memory)
 
     def _last_words(self, ranges: ByteRanges) -> list[tuple[_Held, int]]:
         """Each window touched, and where in its region the last byte written through it is."""

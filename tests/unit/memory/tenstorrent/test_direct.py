@@ -337,6 +337,22 @@ def test_arrays_outlive_the_memory() -> None:
     assert int(kept.sum()) == NBYTES
 
 
+async def test_a_flush_that_comes_to_run_when_the_memory_is_closed_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was read behind the writes, so nobody may be told that they are there."""
+    npu = made(FakeKmd())
+    real = npu._way.flush
+
+    def late(ranges: ByteRanges) -> None:
+        npu.close()
+        real(ranges)
+
+    monkeypatch.setattr(npu._way, "flush", late)
+    with pytest.raises(HawkMemoryError, match="closed"):
+        await npu.flush(ranges((0, 0, 64)))
+
+
 async def test_closing_while_a_flush_runs() -> None:
     fake = FakeKmd()
     npu = made(fake)
