@@ -31,6 +31,7 @@ from hawk.config_schema import (
     TransportConfig,
     check_name,
     check_peer,
+    one_address,
 )
 from hawk.errors import ConfigError, HawkError
 
@@ -253,6 +254,16 @@ def _across(config: Config, reader: Reader) -> list[str]:
     for key in ("in_flight_per_peer", "in_flight_per_transport"):
         if 0 < getattr(jobs, key) < jobs.chunk:
             clash("jobs.chunk", f"a chunk must fit into jobs.{key}", f"jobs.{key}")
+    discovery = config.discovery
+    for pair in (("etcd_cert", "etcd_key"), ("etcd_user", "etcd_password_file")):
+        given = [key for key in pair if getattr(discovery, key)]
+        if len(given) == 1:
+            other = pair[1 - pair.index(given[0])]
+            clash(
+                f"discovery.{given[0]}",
+                f"goes with discovery.{other}, which is not given",
+                f"discovery.{other}",
+            )
     return found
 
 
@@ -264,5 +275,10 @@ def missing(config: Config) -> list[str]:
         found.append(
             f'agent.control = "{agent.control}": tcp needs {" and ".join(absent)} ("hawk keys new" makes keys); '
             "agent.insecure = true does without, for networks where everyone may command the agent"
+        )
+    if config.discovery.etcd and not agent.advertise and not one_address(agent.control):
+        found.append(
+            f'agent.control = "{agent.control}": an agent that registers in etcd has to say where others reach it; '
+            'give agent.advertise, such as "tcp://10.0.0.5:7400"'
         )
     return found

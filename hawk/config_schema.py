@@ -69,9 +69,21 @@ def _observe(value: str) -> str | None:
     return None if not value or _split_tcp(f"tcp://{value}") else '"HOST:PORT", or "" for none'
 
 
+_EVERYWHERE = ("0.0.0.0", "::", "*")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+
+
+def one_address(value: str) -> bool:
+    """Whether an address is one that others can connect to: of a host, and not of all that this one has."""
+    tcp = _split_tcp(value)
+    return tcp is not None and tcp[0] not in _EVERYWHERE and bool(_HOST.fullmatch(tcp[0]))
+
+
 def _advertise(value: str) -> str | None:
-    tcp = _split_tcp(value) if value else None
-    return None if not value or (tcp and tcp[1] > 0) else '"tcp://HOST:PORT", or "" for agent.control'
+    tcp = _split_tcp(value)
+    if not value or (one_address(value) and tcp and tcp[1] > 0):
+        return None
+    return '"tcp://HOST:PORT", one address that others connect to, or "" for agent.control'
 
 
 def _members(value: tuple[str, ...]) -> str | None:

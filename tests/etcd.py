@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-import pytest
-
 LIMIT = 30.0
 """Seconds that it may take to start, or to end."""
 
-needed = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (etcd-server)")
+MISSING = shutil.which("etcd") is None
+"""Whether it is not here, and tests of it are skipped."""
 
 
 def _free_port() -> int:

@@ -289,21 +289,27 @@ def _segments(local: I64, remote: I64, nbytes: I64) -> Segments:
 # -- telling -------------------------------------------------------------------------------------------------
 
 
+def _rates(samples: Samples) -> tuple[str, str]:
+    """The median, and what all of them lie between."""
+    median, slowest, fastest = samples.told()
+    return median, f"{slowest}-{fastest}"
+
+
 def render(result: EnginesResult, console: Console) -> None:
     """Prints one table, and what was left out."""
     title = (
         f"The same bytes over every transport; the median of {result.runs} runs, GB/s.  "
         "Goal: our rate by that of the engine alone"
     )
-    table = Table(title=title, title_justify="left")
-    for i, heading in enumerate(
-        ("MB", "way", "pieces", "GB/s", "slowest", "fastest", "engine", "joined", "ratio", "goal")
-    ):
+    # Narrow enough for 80 columns.
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    headings = ("MB", "way", "pieces", "GB/s", "between", "engine", "joined", "ratio", "goal")
+    for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i in (1, 2) else "right", no_wrap=True)
     for size in result.sizes:
         label = f"{size.nbytes / 1e6:.1f}"
         for name, samples in size.baselines.items():
-            table.add_row(label, name, ONE, *samples.told())
+            table.add_row(label, name, ONE, *_rates(samples))
             label = ""
         for (way, what), ours in size.hawk.items():
             alone, joined = size.alone.get((way, what)), size.joined.get(way) if what == SHORT else None
@@ -313,7 +319,7 @@ def render(result: EnginesResult, console: Console) -> None:
                 "",
                 way if what == ONE else "",
                 what,
-                *ours.told(),
+                *_rates(ours),
                 "" if alone is None else alone.told()[0],
                 "" if joined is None else joined.told()[0],
                 ""

@@ -14,7 +14,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import ConfigError, ControlError, MissingDependency
+from hawk.errors import ConfigError, ControlError, InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -55,8 +55,8 @@ class Etcd:
     user       name and password, or None
     timeout    seconds that an answer may take
 
-    Raises `MissingDependency` without aiohttp, and `ConfigError` for files that TLS cannot use.  Its methods raise
-    `EtcdFault`.
+    Raises `MissingDependency` without aiohttp, `InvalidArgument` for another scheme, and `ConfigError` for files that
+    TLS cannot use.  Its methods raise `EtcdFault`.
     """
 
     def __init__(
@@ -76,6 +76,14 @@ class Etcd:
                 got=error,
                 hint='Install it with pip install "hawk-kv[etcd]"',
             ) from error
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise InvalidArgument(
+                    "no address of etcd's",
+                    field="etcd",
+                    got=url,
+                    expected="http://HOST:PORT or https://HOST:PORT",
+                )
         self._urls = [url.rstrip("/") for url in urls]
         self._next = 0
         self._user = user
@@ -264,8 +272,9 @@ class Etcd:
         except EtcdFault:
             raise
         except self._errors as error:
+            why = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
             raise EtcdFault(
-                "etcd cannot be asked", got=_plain(str(error)) or repr(error), peer=self.member
+                "etcd cannot be asked", got=_plain(str(why)) or repr(why), peer=self.member
             ) from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hawk.control.local import socket_path
 from hawk.doctor.findings import Finding, fail, ok, warn
-from hawk.errors import ConfigError, NotViable
+from hawk.errors import ConfigError, HawkError, NotViable
 from hawk.memory import registry as memories
 from hawk.memory.available import available_memory
 from hawk.transports import registry as transports
@@ -30,6 +30,7 @@ def configured(machine: Machine, config: Config) -> Iterator[Finding]:
         *_local(config),
         *_transports(config),
         *_unused(config),
+        *_directory(config),
         *_memories(config),
         *_room(machine, config),
     ]
@@ -63,6 +64,19 @@ def _transports(config: Config) -> Iterator[Finding]:
         yield fail(
             "transport.prefer", f"{error.message}: {error.got}", "Name one that can be used, such as tcp"
         )
+
+
+def _directory(config: Config) -> Iterator[Finding]:
+    """Whether etcd can be asked as the configuration says; it is not asked."""
+    if not config.discovery.etcd:
+        return
+    from hawk.agent.finding import client
+
+    try:
+        client(config.discovery)
+    except HawkError as error:
+        hint, error.hint = error.hint, None
+        yield fail(error.field or "discovery", str(error), hint or "Mend the setting, or take it out")
 
 
 def _unused(config: Config) -> Iterator[Finding]:

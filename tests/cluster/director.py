@@ -17,6 +17,8 @@ from tests.end_to_end import caches as c
 
 PREFILL, DECODE = ("p0", "p1"), ("d0", "d1", "d2")
 DIRECTORY = "e0"
+CUT = "p0"
+"""Who is cut off."""
 TOKENS = 256
 JOB = "15s"
 """What a fetch has; it outlives a lease."""
@@ -54,7 +56,7 @@ class Director:
             self._step("two prefill and three decode agents find each other and share the work")
             await self._everybody(lambda node: node.counts.ready >= 6, "has moved six jobs")
             await self._rolling_restart()
-            await self._partition("p0")
+            await self._partition(CUT)
             self._step("the directory restarts; nobody waits for it")
             await self.restart_directory()
             await self._more(3)
