@@ -92,7 +92,10 @@ class Orders:
 
 @dataclass(slots=True)
 class _Prefill:
-    """A request that this engine prefills for another.  `attempt` counts offers made; `offered`: one stands."""
+    """A request that this engine prefills for another.
+
+    `attempt` counts offers made; `offered`: one stands; `broken`: a worker could not make it, so it is of no use.
+    """
 
     transfer: str
     prompt: int
@@ -100,6 +103,7 @@ class _Prefill:
     blocks: list[int] = field(default_factory=list)
     attempt: int = -1
     offered: bool = False
+    broken: bool = False
 
 
 class Books:
@@ -154,12 +158,20 @@ class Books:
         entry.blocks.extend(blocks)
         if end >= entry.prompt and not entry.offered:
             entry.attempt += 1
-            entry.offered = True
+            entry.offered, entry.broken = True, False
             self._orders.offers.append(
                 OfferOrder(
                     key, entry.transfer, entry.attempt, tuple(entry.blocks), entry.prompt, entry.digest
                 )
             )
+
+    def failed(self, key: str, attempt: int) -> None:
+        """A worker could not make that offer: what the others offer is of no use, and holds no blocks."""
+        entry = self._prefills.get(key)
+        if entry is None:
+            self._orders.abandon.append(key)
+        elif entry.attempt == attempt:
+            entry.broken = True
 
     def preempted(self, key: str) -> None:
         """The engine takes the request's blocks back, and will compute it again."""
@@ -255,6 +267,8 @@ class Books:
             return self._give_up(key, entry, "the request ended before its prefill did")
         if not entry.offered:
             return self._give_up(key, entry, "the request ended while its prefill was to begin again")
+        if entry.broken:
+            return self._give_up(key, entry, "a worker of the prefill engine could not offer it")
         if not self.workers or self.gone:
             return self._give_up(key, entry, "the prefill engine has no agent for it")
         try:

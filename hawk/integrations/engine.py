@@ -22,6 +22,7 @@ from hawk.cache_gpu import drop, set_mark
 from hawk.client import connect
 from hawk.errors import Aborted, HawkError, InvalidArgument
 from hawk.integrations import remote, stats
+from hawk.integrations.books import ForgoOrder
 from hawk.integrations.keeping import keep, known, maker
 from hawk.integrations.orders import Ended, Fetching, Offering, fetch, forgo, may_be_held, offer, release
 from hawk.integrations.settings import agent_config, beside, reachable
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hawk.cache_gpu import Mark
     from hawk.client import Client
     from hawk.handles import Cache, Ready
-    from hawk.integrations.books import DropOrder, FetchOrder, ForgoOrder, OfferOrder
+    from hawk.integrations.books import DropOrder, FetchOrder, OfferOrder
     from hawk.integrations.keeping import Maker
     from hawk.integrations.orders import Scratch
     from hawk.integrations.settings import Settings
@@ -229,6 +230,11 @@ class Engine:
             if entry is not None:
                 entry.leave(time.monotonic())
                 self._post(entry.wake, bounded=False)
+                # Who waits for it is told that it was withdrawn, and waits for the next one.
+                order = entry.order
+                self.forgo(
+                    ForgoOrder(order.transfer, order.attempt + 1, "the prefill engine has given it up")
+                )
 
     def ended(self, finished: Iterable[str]) -> Ended:
         """What has ended; `finished` are requests that the engine is through with, whose blocks it may be holding."""

@@ -50,6 +50,7 @@ class HawkConnector(SchedulerHooks, WorkerHooks, api.SupportsHMA):  # type: igno
         self._opened: list[str] = []
         self._failed: dict[str, tuple[int, ...]] = {}
         self._over: Counter[tuple[str, int]] = Counter()
+        self._broken: set[tuple[str, int]] = set()
         self._gone = False
         self._lent = Lent(self._grid.size)
         self._digests: dict[str, str] = {}

@@ -50,15 +50,17 @@ class HawkWorkerMetadata(api.KVConnectorWorkerMetadata):  # type: ignore[misc]  
     """What the workers' instances say to the scheduler's, when there is something to say.
 
     over    offers, by request and attempt, whose blocks are read no more, and how many workers say so
+    failed  those of them that a worker could not make
     gone    of workers whose agent has gone or come back: whether it is gone
     """
 
     over: Counter[tuple[str, int]] = field(default_factory=Counter)
     gone: dict[int, bool] = field(default_factory=dict)
+    failed: set[tuple[str, int]] = field(default_factory=set)
 
     def aggregate(self, other: HawkWorkerMetadata) -> HawkWorkerMetadata:
         """What several workers say in one step, or one in several."""
-        return HawkWorkerMetadata(self.over + other.over, self.gone | other.gone)
+        return HawkWorkerMetadata(self.over + other.over, self.gone | other.gone, self.failed | other.failed)
 
 
 @dataclass

@@ -130,6 +130,8 @@ class SchedulerHooks(api.KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is n
         if books is None or not isinstance(told, HawkWorkerMetadata):
             return
         self._lent.over(told.over)
+        for key, attempt in told.failed:
+            books.failed(key, attempt)
         for number, gone in told.gone.items():
             (books.gone.add if gone else books.gone.discard)(number)
 

@@ -32,6 +32,7 @@ class WorkerHooks(api.KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
     _opened: list[str]
     _failed: dict[str, tuple[int, ...]]
     _over: Counter[tuple[str, int]]
+    _broken: set[tuple[str, int]]
     _gone: bool
     _kv_cache_config: Any
 
@@ -112,6 +113,7 @@ class WorkerHooks(api.KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         found = self._engine.ended(finished_req_ids)
         self._failed.update(found.failed)
         self._over.update((offer.key, offer.attempt) for offer in found.offers)
+        self._broken |= {(one.key, one.attempt) for one in found.offers if one.ending == "offer_failed"}
         return api.KVConnectorTransferResults(finished_sending=found.sent, finished_recving=found.arrived)
 
     @hook(lambda: (None, None))
@@ -125,11 +127,12 @@ class WorkerHooks(api.KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         """What the scheduler's instance has to know: whose blocks are free, and whether there is an agent."""
         assert self._engine is not None
         over, self._over = self._over, Counter()
+        failed, self._broken = self._broken, set()
         gone = {}
         if self._engine.gone != self._gone:
             self._gone = self._engine.gone
             gone[self._engine.number] = self._gone
-        return HawkWorkerMetadata(over, gone) if over or gone else None
+        return HawkWorkerMetadata(over, gone, failed) if over or gone else None
 
     @hook(set)
     def get_block_ids_with_load_errors(self) -> set[int]:

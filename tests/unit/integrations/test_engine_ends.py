@@ -44,9 +44,9 @@ def test_who_waits_for_a_prefill_that_ends_badly_is_told(pair: Pair, offered: bo
         pair.p.offer(pair.books.take().offers[0], written=0)
     pair.books.finished("r", [[]], well=False)
     orders = pair.books.take()
-    pair.p.abandon(orders.abandon)
     for forgone in orders.forgone:
         pair.p.forgo(forgone)
+    pair.p.abandon(orders.abandon)
     got = until(pair.d, lambda e: bool(e.arrived))
     assert "it will not be offered" in got.why["r"]
     assert "the request ended before its prefill did" in got.why["r"]
@@ -70,9 +70,9 @@ def test_who_waits_for_what_cannot_be_handed_over_is_told(
         monkeypatch.setattr("hawk.integrations.remote.write", None)
     assert pair.books.finished("r", [[]], well=True) == (True, None)
     orders = pair.books.take()
-    pair.p.abandon(orders.abandon)
     for forgone in orders.forgone:
         pair.p.forgo(forgone)
+    pair.p.abandon(orders.abandon)
     assert "it will not be offered" in until(pair.d, lambda e: bool(e.arrived)).why["r"]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hawk
-from hawk.errors import InvalidArgument
+from hawk.errors import Busy, InvalidArgument
 from hawk.integrations import remote
 from hawk.integrations.books import Books
 from hawk.integrations.engine import Engine
@@ -134,3 +134,59 @@ def test_names_and_addresses() -> None:
     assert reachable("tcp://[::]:7400", "fe80::1") == "tcp://[fe80::1]:7400"
     with pytest.raises(hawk.ConfigError, match="host"):
         reachable("tcp://0.0.0.0:7400", "")
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_offer_that_one_worker_cannot_make_is_held_by_none(
+    early: bool, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.zeros((MODEL.layers, BLOCKS, BLOCK, MODEL.heads, 2 * DIM), np.uint16)
+    with contextlib.ExitStack() as stack:
+        p = stack.enter_context(contextlib.closing(Side(short_path, "prefill", Grid(2), Grid(1), x)))
+        d = stack.enter_context(contextlib.closing(Side(short_path, "decode", Grid(1), Grid(2), x.copy())))
+        p.books.prefill("r", {}, len(PROMPT), digest(PROMPT))
+        p.books.scheduled("r", [5, 0, 7], anew=True, end=len(PROMPT))
+        (order,) = p.books.take().offers
+        _, params = p.books.finished("r", [[5, 0, 7]], well=True)
+        assert params is not None
+        if early:
+            del params["hawk_tickets"]
+            params |= {"remote_host": "127.0.0.1", "remote_port": 1}
+            made = [worker.address for worker in p.books.workers]
+            workers = [Worker(f"p-{n}", address) for n, address in enumerate(made)]
+            monkeypatch.setattr(remote, "_workers", lambda *_: workers)
+        d.books.matched("r", params, len(PROMPT), 0, digest(PROMPT))
+        d.books.allocated("r", params, [1, 2, 3], len(PROMPT), len(PROMPT), digest(PROMPT))
+        (wanted,) = d.books.take().fetches
+
+        async def full(*args: object, **more: object) -> None:
+            raise Busy("no room", retry_after=0.5)
+
+        monkeypatch.setattr(p.engines[0].client, "offer", full)
+        for engine in p.engines:
+            engine.offer(order, written=2)
+        (end,) = until(p.engines[0], lambda e: bool(e.offers), "r").offers
+        p.books.failed(end.key, end.attempt)
+        abandon = p.books.take().abandon
+        for engine in p.engines:
+            engine.abandon(abandon)
+        assert until(p.engines[1], lambda e: bool(e.sent), "r").sent == {"r"}
+        d.engines[0].fetch(wanted)
+        said = until(d.engines[0], lambda e: bool(e.arrived)).why["r"]
+        assert "nothing to fetch" in said  # and not that its time is over
+
+
+def test_an_offer_that_a_worker_could_not_make_is_not_handed_over() -> None:
+    books = Books("p", MODEL, Grid(2))
+    books.workers = [Worker("p-0", "tcp://h:1"), Worker("p-1", "tcp://h:2")]
+    books.prefill("r", {"transfer_id": "t"}, len(PROMPT), "")
+    for attempt, blocks in enumerate(([1, 2, 3], [4, 5, 6])):
+        books.scheduled("r", blocks, anew=True, end=len(PROMPT))
+        assert books.take().offers[0].attempt == attempt
+        if not attempt:
+            books.preempted("r")
+    books.failed("r", 0)  # of the one that was taken back
+    books.failed("r", 1)
+    assert books.finished("r", [[4, 5, 6]], well=True) == (True, None)
+    orders = books.take()
+    assert (orders.abandon, orders.forgone[0].attempt) == (["r"], 2)
