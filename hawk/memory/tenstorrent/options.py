@@ -60,11 +60,11 @@ class TenstorrentConfig:
                 )
         if self.piece < 1 << 12:
             raise InvalidArgument("too small", field="piece", got=self.piece, expected="at least 4096 bytes")
-        if self.least > self.nbytes:
+        if not 0 <= self.least <= self.nbytes:
             raise InvalidArgument(
-                "more than is reserved", field="least", got=self.least, expected=f"at most {self.nbytes}"
+                "no part of what is reserved", field="least", got=self.least, expected=f"0 to {self.nbytes}"
             )
 
     def reservation(self) -> Reservation:
         """What the table reserves."""
-        return Reservation((self.chip,), int(self.address), int(self.nbytes), self.banks)
+        return Reservation((self.chip,), self.address, self.nbytes, self.banks)

@@ -38,6 +38,12 @@ class Reservation:
     holder: object = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("address", "nbytes", "banks", "alignment"):
+            if not _whole(getattr(self, name)):
+                _wrong(name, repr(getattr(self, name)), "a whole number")
+        given: object = self.chips
+        if not isinstance(given, tuple) or not all(map(_whole, given)):
+            _wrong("chips", repr(self.chips), "a tuple of whole numbers")
         if not 1 <= len(self.chips) <= MAX_CHIPS or len(set(self.chips)) != len(self.chips):
             _wrong("chips", list(self.chips), f"1 to {MAX_CHIPS} different numbers")
         if min(self.chips) < 0:
@@ -92,6 +98,10 @@ def require_aligned(reservation: Reservation, alignment: int) -> None:
                 got=hex(value),
                 expected=f"a multiple of {alignment}",
             )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _wrong(name: str, got: object, expected: str) -> None:

@@ -164,6 +164,11 @@ def test_a_wrong_table_is_told(tmp_path: Path, line: str, told: str) -> None:
         load_config(path)
 
 
+def test_a_negative_part_is_no_part() -> None:
+    with pytest.raises(InvalidArgument, match="least"):
+        TenstorrentConfig(BASE, MIB, 8, least=-1)
+
+
 def test_from_config_opens_the_chip_or_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
