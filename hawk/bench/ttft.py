@@ -16,21 +16,17 @@ import contextlib
 import json
 import os
 import random
-import signal
+import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import hawk
+from hawk.bench.ttft_process import ROOT, START, Process
 from hawk.bench.ttft_result import Result, Way, render
 from hawk.errors import InternalError, InvalidArgument, MissingDependency
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["render", "run"]
 
@@ -49,10 +45,6 @@ SHAPE = {
     "dim": 128,
 }
 """KV heads and width of head of a model of 8 billion weights, in few layers."""
-
-ROOT = Path(hawk.__file__).resolve().parents[1]
-START = 600.0
-"""Seconds that an engine may take to start."""
 
 
 def hawk_pair(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,102 +82,27 @@ def nixl_pair(_: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 PAIRS = {"hawk": hawk_pair, "example": example_pair, "nixl": nixl_pair}
+OURS = ("alone", "hawk", "hawk-early")
+"""Ways whose failure ends the benchmark; others are left out from then on, with what happened."""
+
 WAYS = {"alone": "", "hawk": "hawk", "hawk-early": "hawk", "example": "example", "nixl": "nixl"}
-
-
-@dataclass
-class Process:
-    """An engine in a process group of its own."""
-
-    name: str
-    python: Path
-    folder: Path
-    spec: dict[str, Any]
-    processors: frozenset[int]
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def __enter__(self) -> Process:
-        file = self.folder / f"{self.name}.json"
-        file.write_text(json.dumps(self.spec))
-        bound = ",".join(map(str, sorted(self.processors)))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TMPDIR": str(self.folder),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": bound,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-            **self.environment,
-        }
-        self.log = self.folder / f"{self.name}.log"
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [self.python, "-m", "hawk.bench.ttft_engine", file],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                start_new_session=True,
-            )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.go_on()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        process.stdout.close()
-
-    def stop(self) -> None:
-        """It takes no processor until `go_on`."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """As before `stop`."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGCONT)
-
-    def send(self, key: str, prompt: Sequence[int], tokens: int, params: dict[str, Any] | None) -> None:
-        """A question; `answer` waits for what it says."""
-        assert self._process.stdin is not None
-        question = {"key": key, "prompt": list(prompt), "tokens": tokens, "params": params}
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """The next answer; raises `InternalError` with the end of its log where there is none."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the engine has ended"}
-        if "error" in answer:
-            told = self.log.read_text(errors="replace")[-3000:]
-            raise InternalError(answer["error"], engine=self.name, log=f"\n{told}")
-        return answer
 
 
 class Bench:
     """The engines, and the questions."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, dice: random.Random, files: Path | None = None) -> None:
+        self.files = files
         self.pairs: dict[str, tuple[Process, ...]] = {}
         self.place: dict[str, Any] = {}
         self._dice = dice
         self._number = 0
+
+    def sweep(self) -> None:
+        """Files of the example that nobody needs any more: they are memory."""
+        if self.files is not None:
+            shutil.rmtree(self.files)
+            self.files.mkdir()
 
     def prompt(self, length: int) -> list[int]:
         """One that nobody has seen."""
@@ -277,8 +194,9 @@ def _started(python: Path, ways: Sequence[str], longest: int, dtype: str) -> Ite
         )
         if made.returncode:
             raise InternalError("no model was made", reason=made.stderr[-2000:])
-        bench = Bench(random.Random(7))
+        bench = Bench(random.Random(7), folder / "files")
         base = {"model": str(folder / "model"), "dtype": dtype, "block": BLOCK, "longest": longest}
+        base["blocks"] = 4 * -(-longest // BLOCK)
         for kind in dict.fromkeys(WAYS[way] for way in ways):
             told = PAIRS[kind](folder) if kind else (None,)
             engines = []
@@ -293,7 +211,7 @@ def _started(python: Path, ways: Sequence[str], longest: int, dtype: str) -> Ite
                 )
                 engines.append(stack.enter_context(process))
             for process in engines:
-                process.answer()  # it has started
+                process.answer(START)
             for process in engines:
                 process.stop()
             bench.pairs[kind] = tuple(engines)
@@ -345,7 +263,14 @@ def run(
             turn = asked[1:]
             turn = turn[number % len(turn) :] + turn[: number % len(turn)] if turn else []
             for way in ["alone", *turn]:
-                _turn(bench, way, prompts, expected, result)
+                if way in result.left_out:
+                    continue
+                try:
+                    _turn(bench, way, prompts, expected, result)
+                except InternalError as fault:
+                    if way in OURS:
+                        raise
+                    result.leave_out(way, str(fault))
     return result
 
 
@@ -389,3 +314,4 @@ def _turn(
     finally:
         for process in engines:
             process.stop()
+        bench.sweep()

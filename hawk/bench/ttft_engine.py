@@ -3,8 +3,9 @@
     python -m hawk.bench.ttft_engine SPEC.json       an engine
     python -m hawk.bench.ttft_engine --model FOLDER SHAPE.json       writes a model with random weights
 
-It runs under vLLM's Python.  The engine core is a process of its own, as behind a server, so that what waits there
-waits as it does in service.  Times are of the system's clock, which all processes of a machine share.
+It runs under vLLM's Python, the engine core in the same process, for memory is short where seven engines live.  Where
+nothing was computed it pauses for a millisecond, as the core of a server does, so that threads of the connector have
+their turn.  Times are of the system's clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+PAUSE = 0.001
+"""Seconds, as in vLLM's own loop."""
+
 
 class Engine:
     """Answers one question at a time.
 
-    Fields of the specification: `model`, `dtype`, `block`, `longest` (tokens of a request), `transfer` (what
+    Fields of the specification: `model`, `dtype`, `block`, `blocks`, `longest` (tokens of a request), `transfer` (what
     `--kv-transfer-config` takes, or None).
     """
 
@@ -37,6 +43,7 @@ class Engine:
             max_num_batched_tokens=spec["longest"],
             max_num_seqs=4,
             block_size=spec["block"],
+            num_gpu_blocks_override=spec["blocks"],
             enable_prefix_caching=False,
             **more,
         ).llm_engine
@@ -52,7 +59,10 @@ class Engine:
         self._llm.add_request(key, {"prompt_token_ids": prompt}, sampling)
         first = 0.0
         while True:
-            for out in self._llm.step():
+            found = self._llm.step()
+            if not found:
+                time.sleep(PAUSE)
+            for out in found:
                 if out.request_id != key:
                     continue
                 if not first and out.outputs[0].token_ids:

@@ -51,6 +51,11 @@ class Result:
         entry.seconds.setdefault(length, []).append(seconds)
         entry.cached[length] = min(cached, entry.cached.get(length, cached))
 
+    def leave_out(self, name: str, why: str) -> None:
+        """It has failed: what it took before counts for nothing."""
+        self.left_out[name] = why
+        self.ways = [way for way in self.ways if way.name != name]
+
     def way(self, name: str) -> Way:
         """The way of that name."""
         return next(way for way in self.ways if way.name == name)

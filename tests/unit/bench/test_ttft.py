@@ -75,6 +75,8 @@ def test_other_tokens_are_an_error_unless_a_part_was_computed_anew() -> None:
         measured(Engine(shift=1), ["alone", "hawk"])
     result, _ = measured(Engine(shift=1, cached=0), ["alone", "example"])
     assert result.way("example").others == 1
+    result.leave_out("example", "no answer in 120 s")
+    assert [way.name for way in result.ways] == ["alone"]
 
 
 @pytest.mark.parametrize("way", ["hawk", "hawk-early"])
