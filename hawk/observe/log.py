@@ -59,8 +59,10 @@ class _Logger(structlog.stdlib.BoundLogger):
         if self._logger.isEnabledFor(logging.INFO):
             what = str(event or "")
             # As the logger itself would, but that it does not look for the caller, which would be this line.
-            record = logging.LogRecord(
-                self._logger.name, logging.INFO, __file__, 0, _Text(what, fields), None, None
+            record = (
+                logging.getLogRecordFactory()(  # the program's own, whose formatters may want what it adds
+                    self._logger.name, logging.INFO, __file__, 0, _Text(what, fields), None, None
+                )
             )
             setattr(record, _FIELDS, (what, fields))
             self._logger.handle(record)

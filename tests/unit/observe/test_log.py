@@ -80,3 +80,29 @@ def test_people_get_text_and_configuring_again_replaces() -> None:
     assert "heard" in second.getvalue()
     assert "j1" in second.getvalue()
     assert not second.getvalue().startswith("{")
+
+
+def test_lines_are_made_by_the_programs_own_factory() -> None:
+    """An engine's formatter may ask for what its factory adds."""
+    old, seen = logging.getLogRecordFactory(), []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(getattr(record, "engine", ""))
+
+    def factory(*args: object, **more: object) -> logging.LogRecord:
+        record = old(*args, **more)
+        record.engine = "core 3"
+        return record
+
+    logger, handler = logging.getLogger("hawk.made.up"), Keep()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logging.setLogRecordFactory(factory)
+    try:
+        get("hawk.made.up").info("what every job says", job=1)
+        get("hawk.made.up").warning("what few say", job=2)
+    finally:
+        logging.setLogRecordFactory(old)
+        logger.removeHandler(handler)
+    assert seen == ["core 3"] * 2
