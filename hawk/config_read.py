@@ -18,10 +18,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from hawk.config_files import Leaf, Tree
 from hawk.errors import HawkError, InvalidArgument
 from hawk.units import (
+    ADDRESS_EXPECTED,
     DURATION_EXPECTED,
     RATE_EXPECTED,
     SIZE_EXPECTED,
     kind_of,
+    parse_address,
     parse_duration,
     parse_rate,
     parse_size,
@@ -72,12 +74,13 @@ _UNITS: dict[str, tuple[Callable[[object], int | float], str]] = {
     "duration": (parse_duration, DURATION_EXPECTED),
     "size": (parse_size, SIZE_EXPECTED),
     "rate": (parse_rate, RATE_EXPECTED),
+    "address": (parse_address, ADDRESS_EXPECTED),
 }
 """By the kind of a field: how its values are read, and what it takes."""
 
 
 def unit_of(hint: Any, metadata: Mapping[str, Any]) -> str:
-    """`"duration"`, `"size"`, `"rate"`, or nothing: a number without a unit."""
+    """`"duration"`, `"size"`, `"rate"`, `"address"`, or nothing: a number without a unit."""
     return _strip_annotation(hint, metadata)[1]
 
 
@@ -122,7 +125,7 @@ def _with_unit(value: object, unit: str) -> int | float:
     try:
         return parse(value)
     except InvalidArgument:
-        raise BadValue(expected + _other_kind(value, unit)) from None
+        raise BadValue(expected + _other_kind(value, unit if unit != "address" else "size")) from None
 
 
 def _other_kind(value: object, unit: str = "") -> str:

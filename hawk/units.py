@@ -1,7 +1,7 @@
 """Durations, sizes and rates as people write them: `"30s"`, `"150ms"`, `"64MiB"`, `"1GB"`, `"25GB/s"`.
 
-A leaf module.  `Duration`, `Size` and `Rate` mark the fields of configuration dataclasses; to a type checker they are
-plain `float` (seconds), `int` (bytes) and `float` (bytes a second).
+A leaf module.  `Duration`, `Size`, `Rate` and `Address` mark the fields of configuration dataclasses; to a type checker
+they are plain `float` (seconds), `int` (bytes), `float` (bytes a second) and `int` (bytes).
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ Size: TypeAlias = Annotated[int, "size"]
 Rate: TypeAlias = Annotated[float, "rate"]
 """Bytes a second; written with a unit, or as a plain number, in configuration."""
 
+Address: TypeAlias = Annotated[int, "address"]
+"""Where a byte is; a number, which is shown as hexadecimal, or a size, in configuration."""
+
 DURATION_EXPECTED = 'a duration with a unit: "150ms", "30s", "2m", "1h"'
 SIZE_EXPECTED = 'a size: "64MiB", "1GB", or a whole number of bytes'
 RATE_EXPECTED = 'a rate: "25GB/s", "25GB", or a number of bytes a second'
+ADDRESS_EXPECTED = "an address: 0x100080, or a whole number of bytes"
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-zµ]*)\s*", re.ASCII)
+_HEX = re.compile(r"\s*0[xX]([0-9a-fA-F]{1,16})\s*", re.ASCII)
 _SECONDS = {
     "us": 1,
     "ms": 10**3,
@@ -85,6 +90,20 @@ def parse_size(value: object, field: str | None = None) -> int:
     if not 0 <= nbytes <= _LARGEST_SIZE:
         raise InvalidArgument("not a size", field=field, got=repr(value), expected=SIZE_EXPECTED)
     return nbytes
+
+
+def parse_address(value: object, field: str | None = None) -> int:
+    """An address, from text in hexadecimal (`"0x100080"`), or from anything that is a size.
+
+    Raises `InvalidArgument` naming `field` for anything that is not a whole number from 0 to 2**62.
+    """
+    match = _HEX.fullmatch(value) if isinstance(value, str) else None
+    try:
+        return parse_size(int(match[1], 16) if match else value)
+    except InvalidArgument:
+        raise InvalidArgument(
+            "not an address", field=field, got=repr(value), expected=ADDRESS_EXPECTED
+        ) from None
 
 
 def parse_rate(value: object, field: str | None = None) -> float:

@@ -2,7 +2,7 @@
 
     python docs/examples/ttnn_decode.py
 
-It needs Python 3.12, ttnn, a chip, and the compiler for its kernels (docs/ttnn.md).
+It needs Python 3.12, ttnn, a chip, and the compiler for its kernels (docs/ttnn.md says how to come by each).
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ttnn
+
+try:
+    import ttnn
+except ImportError as absent:
+    raise SystemExit(
+        f"no ttnn here ({absent}): its wheels are for Python 3.12; docs/ttnn.md says how it is installed"
+    ) from None
 
 import hawk
 from hawk.integrations.ttnn import HostTensors, PagedCache

@@ -156,7 +156,9 @@ class Agent:
         secure = keys is not None and config.agent.control.startswith("tcp://")
         if secure:
             self.sockets.authorise(known)
-        # Transports and sockets first: what is not there, or in use, should show before gigabytes are touched.
+        # Devices, transports and sockets first: what is not there, or in use, should show before gigabytes are touched.
+        for name, entry in config.memory.items():
+            await asyncio.to_thread(memories.require, entry.kind, name, entry.options)
         transports.require(config.transport.prefer)
         control = self.sockets.router(config.agent.control, field="agent.control")
         self.control_address = control.address

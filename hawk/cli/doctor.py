@@ -10,6 +10,7 @@ import click
 from hawk.cli.operate import ask, asks, print_json, seconds
 
 if TYPE_CHECKING:
+    from hawk.config import Config
     from hawk.control.messages import TransportTry
     from hawk.doctor import Finding
     from hawk.operator import Operator
@@ -38,9 +39,8 @@ def doctor(
     """
     from hawk.doctor import Level, Machine, examine
 
-    findings = examine(Machine())
-    if file is not None:
-        findings += _config(file)
+    config, said = _config(file) if file is not None else (None, [])
+    findings = examine(Machine(), config) + said
     if peer is not None:
         findings += _peer(local, file, peer, timeout or 10.0)
     if as_json:
@@ -52,7 +52,8 @@ def doctor(
     return 1 if any(finding.level is Level.FAIL for finding in findings) else 0
 
 
-def _config(file: Path) -> list[Finding]:
+def _config(file: Path) -> tuple[Config | None, list[Finding]]:
+    """The configuration, unless it cannot be read, and what there is to say of it."""
     from hawk.config import load_config
     from hawk.doctor import Machine
     from hawk.doctor.configured import configured
@@ -63,8 +64,9 @@ def _config(file: Path) -> list[Finding]:
         config, _ = load_config(file)
     except ConfigError as error:
         what = "; ".join(error.message.splitlines())
-        return [fail("config", what, "Mend these; `hawk config doc` has every key and what may stand there")]
-    return [
+        remedy = "Mend these; `hawk config doc` has every key and what may stand there"
+        return None, [fail("config", what, remedy)]
+    return config, [
         ok("config", f"{file}: {config.agent.name}, {config.agent.role}"),
         *configured(Machine(), config),
     ]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hawk.cli.operate import print_json
+
 if TYPE_CHECKING:
     from hawk.layouts import CacheShape
 
@@ -49,11 +51,15 @@ def models() -> None:
 
 
 @layout.command()
-def caches() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Prints one JSON list instead of lines.")
+def caches(as_json: bool) -> None:
     """Prints the caches known by name: order of K, number types, block sizes, shares of the heads."""
     from hawk.model_caches import cache_names, load_cache
 
     known = [load_cache(name) for name in cache_names()]
+    if as_json:
+        print_json(known)
+        return
     width = max(len(c.name) for c in known)
     for c in known:
         sizes, tp = (", ".join(map(str, numbers)) for numbers in (c.block_sizes, c.tp))

@@ -10,7 +10,7 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 from hawk.control.keys import check_name, write_new
-from hawk.errors import ConfigError, MissingDependency
+from hawk.errors import ConfigError, MissingDependency, install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def new_certificates(folder: Path, names: Sequence[str], *, days: int = DAYS) ->
         raise MissingDependency(
             "certificates are made with the cryptography package",
             got=error,
-            hint="pip install 'hawk-kv[tls]', or make them with another tool",
+            hint=f"{install('tls')}, or make them with another tool",
         ) from error
     for name in names:
         check_name(name, "name")

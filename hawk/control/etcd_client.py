@@ -14,7 +14,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import ConfigError, ControlError, InvalidArgument, MissingDependency
+from hawk.errors import ConfigError, ControlError, InvalidArgument, MissingDependency, install
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ class Etcd:
                 "etcd is asked over HTTP, and the package for that is not installed",
                 field="discovery.etcd",
                 got=error,
-                hint='Install it with pip install "hawk-kv[etcd]"',
+                hint=install("etcd"),
             ) from error
         for url in urls:
             if not url.startswith(("http://", "https://")):

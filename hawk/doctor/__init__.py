@@ -6,6 +6,7 @@ started, loaded or changed, and no device library is imported.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from hawk.doctor.findings import Finding, Level
@@ -14,11 +15,13 @@ from hawk.doctor.machine import Machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hawk.config import Config
+
 __all__ = ["Finding", "Level", "Machine", "examine"]
 
 
-def examine(machine: Machine) -> list[Finding]:
-    """Everything that was found, in the order in which it is shown."""
+def examine(machine: Machine, config: Config | None = None) -> list[Finding]:
+    """Everything that was found, in the order in which it is shown; what `config` needs and lacks is no longer well."""
     from hawk.doctor import limits, modules, rdma, software
 
     checks: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
@@ -36,7 +39,7 @@ def examine(machine: Machine) -> list[Finding]:
         modules.peermem,
         modules.dmabuf,
         modules.ours,
-        modules.drivers,
+        functools.partial(modules.drivers, config=config),
         software.transports,
     )
     return [finding for check in checks for finding in check(machine)]

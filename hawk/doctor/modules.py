@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from hawk.doctor.findings import Finding, Level, ok, warn
 from hawk.doctor.rdma import has_devices
+from hawk.errors import install
 from hawk.memory import registry as memories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hawk.config import Config
     from hawk.doctor.machine import Machine
 
 NPU_MODULE = "hawk_npu"
@@ -46,7 +48,7 @@ def gpu(machine: Machine, known: Callable[[str], object] = importlib.util.find_s
     if not machine.loaded("nvidia"):
         yield ok("GPU", "no NVIDIA driver is loaded; caches are in memory of the host")
     elif known("cupy") is None:
-        yield warn("GPU", "its driver is loaded, but CuPy is not installed", "`pip install hawk-kv[cuda]`")
+        yield warn("GPU", "its driver is loaded, but CuPy is not installed", install("cuda"))
     else:
         yield ok("GPU", "its driver is loaded, and CuPy is installed")
 
@@ -108,8 +110,10 @@ def ours(machine: Machine) -> Iterator[Finding]:
     yield ok(NPU_MODULE, f"{loaded}; {', '.join('/dev/' + name for name in nodes)}")
 
 
-def drivers(machine: Machine) -> Iterator[Finding]:
-    """What kinds of memory that know a driver of their own say of it."""
-    for survey in memories.surveys():
-        for name, well, text, remedy in survey(machine):
+def drivers(machine: Machine, config: Config | None = None) -> Iterator[Finding]:
+    """What kinds of memory that know a driver of their own say of it, and of what `config` names of them."""
+    named = config.memory.items() if config is not None else ()
+    lacking = {e.kind for name, e in named if memories.objection(e.kind, name, e.options) is not None}
+    for kind, survey in memories.surveys().items():
+        for name, well, text, remedy in survey(machine, lacking=kind in lacking):
             yield Finding(name, Level.OK if well else Level.WARN, text, remedy)

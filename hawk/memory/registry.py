@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hawk.memory.base import Memory
 
-    Survey = Callable[[Any], Iterable[tuple[str, bool, str, str]]]
+    Survey = Callable[..., Iterable[tuple[str, bool, str, str]]]
 
 GROUP = "hawk.memories"
 
@@ -132,13 +132,21 @@ def create(kind: str, name: str, config: Any) -> Memory:
         raise
 
 
-def surveys() -> list[Survey]:
-    """What looks at a machine's files for a kind that has a driver of its own (`survey`, a static method).
+def surveys() -> dict[str, Survey]:
+    """What looks at a machine's files for kinds that have a driver of their own (`survey`, a static method), by kind.
 
-    Each takes a `hawk.doctor.Machine` and gives lines: a name, whether all is well, what was found, and a remedy.
+    Each takes a `hawk.doctor.Machine`, and `lacking`: whether a memory of that kind is configured and cannot be
+    opened.  It gives lines: a name, whether all is well, what was found, and a remedy.
     """
-    found = (getattr(get(kind), "survey", None) for kind in shipped())
-    return [survey for survey in found if survey is not None]
+    found = {kind: getattr(get(kind), "survey", None) for kind in shipped()}
+    return {kind: survey for kind, survey in found.items() if survey is not None}
+
+
+def require(kind: str, name: str, config: Any) -> None:
+    """Raises the objection to a memory, if there is one: before what takes long is begun."""
+    error = objection(kind, name, config)
+    if error is not None:
+        raise error
 
 
 def objection(kind: str, name: str, config: Any) -> HawkError | None:

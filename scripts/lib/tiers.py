@@ -39,6 +39,10 @@ class Tier:
         given = os.environ.get(self.instead) if self.instead else None
         return Path(given) if given else ROOT / self.home / "bin" / "python" if self.home else own
 
+    def given(self) -> bool:
+        """Whether the environment names another Python for it, which `first` only looks at."""
+        return bool(self.instead and os.environ.get(self.instead))
+
     def built(self) -> bool:
         """Whether there is a test in it."""
         return any((TESTS / self.name).rglob("test_*.py"))
@@ -166,13 +170,18 @@ def main(arguments: list[str]) -> int:
         if lack := tier.lacks(None):
             fail(f"the tier {tier.name} needs {lack}; install it and run this again")
     installs = tuple(p for tier in asked for p in tier.installs)
+    for tier in asked:  # a Python that was given is looked at before minutes go into another
+        if tier.given() and subprocess.run([sys.executable, *tier.first], cwd=ROOT, check=False).returncode:
+            return 1
     python = ensure("test", installs)
     for tier in asked:
         if lack := tier.lacks(python):
             fail(f"the tier {tier.name} needs {lack}; install it into .venv and run this again")
     compile_all(python)
     for tier in asked:
-        if tier.first and subprocess.run([str(python), *tier.first], cwd=ROOT, check=False).returncode != 0:
+        if tier.given() or not tier.first:
+            continue
+        if subprocess.run([str(python), *tier.first], cwd=ROOT, check=False).returncode != 0:
             return 1
     table = not_run({tier.name for tier in asked}, python)
     in_ci = os.environ.get("CI", "").lower() in ("1", "true")

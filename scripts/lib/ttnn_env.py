@@ -79,7 +79,7 @@ def stand_in(library: Path) -> str:
 
     ttnn compiles the firmware of a device that is opened, with a compiler that its wheel does not bring, but takes what
     the wheel has ready where the compiler's version is that of its makers.  A mock device needs no more.  Kernels
-    need the real one: `python -m ttnn.download_sfpi` brings it, and this one gives way to it.
+    need the real one, for which this one has to be taken away (docs/ttnn.md).
     """
     if any(
         (place / "compiler").exists()
@@ -98,12 +98,59 @@ def stand_in(library: Path) -> str:
         "#!/bin/sh\n"
         "# Made by scripts/test ttnn: says its version and compiles nothing.\n"
         f'[ "$1" = --version ] && echo "riscv-tt-elf-g++ {version.decode()}" && exit 0\n'
-        'echo "this compiler only says its version: remove the folder runtime/sfpi of ttnn and run'
-        ' python -m ttnn.download_sfpi" >&2\n'
+        'echo "this compiler only says its version: remove the folder runtime/sfpi of ttnn and install'
+        ' tenstorrent/sfpi (docs/ttnn.md)" >&2\n'
         "exit 1\n"
     )
     tool.chmod(0o755)
     return str(tool)
+
+
+LOOK = """
+import sys
+wrong = [] if sys.version_info[:2] == (3, 12) else [f"is Python {sys.version_info[0]}.{sys.version_info[1]}, not 3.12"]
+import importlib.metadata as known
+from importlib.util import find_spec
+lacking = [name for name, module in NEEDED.items() if find_spec(module) is None]
+wrong += ["lacks " + ", ".join(lacking)] if lacking else []
+if "numpy" not in lacking and int(known.version("numpy").split(".")[0]) > 1:
+    wrong.append("has numpy " + known.version("numpy") + ", not below 2")
+print("; ".join(wrong))
+"""
+"""Run by a Python that was given, so that it says itself what it is and has; none of the packages is imported."""
+
+NEEDED = {
+    "ttnn": "ttnn",
+    "tt-umd": "tt_umd",
+    "numpy": "numpy",
+    "uvloop": "uvloop",
+    "pyzmq": "zmq",
+    "msgspec": "msgspec",
+    "structlog": "structlog",
+    "prometheus-client": "prometheus_client",
+    "click": "click",
+    "rich": "rich",
+    "pytest": "pytest",
+    "pytest-asyncio": "pytest_asyncio",
+    "pytest-timeout": "pytest_timeout",
+}
+"""Packages without which the tests do not run, and the module of each."""
+
+
+def look(python: str) -> None:
+    """Raises `SetupError` in one line unless `python` runs here and has all that the tests need."""
+    named = f"HAWK_TTNN_PYTHON={python}"
+    try:
+        done = subprocess.run(
+            [python, "-c", f"NEEDED = {NEEDED!r}\n{LOOK}"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise SetupError(f"{named} is not there; set it to a Python that has ttnn, or unset it") from None
+    except OSError as error:
+        raise SetupError(f"{named} cannot be run by this user ({error.strerror}); unset it") from None
+    said = done.stdout.strip() if done.returncode == 0 else "does not run as a Python"
+    if said:
+        raise SetupError(f"{named} {said}; mend that (docs/testing.md says what it needs), or unset it")
 
 
 def ensure(env: TtnnEnvironment) -> None:
@@ -121,7 +168,7 @@ def ensure(env: TtnnEnvironment) -> None:
             return
         venv_setup._make_venv(env)
         env.unfinished.touch()
-        say("ttnn takes 700 MB and a few minutes, once")
+        say("ttnn takes 700 MB and three to ten minutes, once")
         venv_setup._pip(env, ["numpy<2", TTNN, UMD], "ttnn and the driver's Python")
         venv_setup._pip(env, ["numpy<2", "-e", ".[test]"], "HAWK and what its tests need")
         if stand_in(env.library):
@@ -134,11 +181,9 @@ def main() -> None:
     """Exits with 1 and one line if it cannot be made."""
     given = os.environ.get("HAWK_TTNN_PYTHON")
     try:
-        if given and not Path(given).exists():
-            raise SetupError(
-                f"HAWK_TTNN_PYTHON={given} is not there; set it to a Python that has ttnn, or unset it"
-            )
-        if not given:
+        if given:
+            look(given)
+        else:
             ensure(TtnnEnvironment())
     except SetupError as error:
         fail(str(error))

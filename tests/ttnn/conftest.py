@@ -25,6 +25,9 @@ def settle(cluster: str, cache: str) -> None:
             "TT_METAL_CACHE": cache,
             "TT_LOGGER_LEVEL": "FATAL",
             "LOGURU_LEVEL": "ERROR",
+            # ttnn starts MPI, which would leave files in the temporary folder and in /dev/shm.
+            "TMPDIR": cache,
+            "OMPI_MCA_btl": "self",
         }
     )
     os.chdir(cache)  # ttnn leaves reports where it stands

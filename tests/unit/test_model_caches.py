@@ -1,5 +1,7 @@
 """What is known of engines' caches of models, and that a cache which the model would misread is refused by field."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -152,6 +154,9 @@ def test_hawk_layout_caches_lists_them():
     assert said.exit_code == 0, said.output
     assert len(said.output.splitlines()) == len(cache_names())
     assert "K in meta order, bfp8_b, blocks 64, 32, TP 1, 2, 4, 8" in said.output
+    listed = json.loads(CliRunner().invoke(layout, ["caches", "--json"]).output)
+    assert [cache["name"] for cache in listed] == list(cache_names())
+    assert listed[0]["k_order"] == load_cache(listed[0]["name"]).k_order
 
 
 def test_a_spec_needs_no_cache_of_a_model():

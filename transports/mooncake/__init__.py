@@ -51,7 +51,7 @@ class MooncakeTransport(EngineTransport):
     def probe(cls) -> Viability:
         """The Python package."""
         if importlib.util.find_spec("mooncake") is None:
-            return Viability(False, f"the Python package mooncake is not installed: {EXTRA}")
+            return Viability(False, f"the Python package mooncake is not installed. {EXTRA}")
         return Viability(True)
 
     async def start(self) -> None:

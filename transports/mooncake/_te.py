@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import NotViable
+from hawk.errors import NotViable, install
 from hawk.observe.log import get as get_log
 from hawk.transports._engine._seam import Engine, EngineFailed
 
@@ -27,7 +27,7 @@ log = get_log("hawk.transports.mooncake")
 
 _PEER = re.compile(rb"[A-Za-z0-9._:-]{1,253}:[1-9][0-9]{0,15}")
 
-EXTRA = 'pip install "hawk-kv[mooncake]"'
+EXTRA = install("mooncake")
 
 
 @functools.cache

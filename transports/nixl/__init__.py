@@ -54,7 +54,7 @@ class NixlTransport(EngineTransport):
     def probe(cls) -> Viability:
         """The Python package."""
         if importlib.util.find_spec("nixl") is None:
-            return Viability(False, f"the Python package nixl is not installed: {EXTRA}")
+            return Viability(False, f"the Python package nixl is not installed. {EXTRA}")
         return Viability(True)
 
     def engine(self) -> Engine:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hawk.errors import NotViable
+from hawk.errors import NotViable, install
 from hawk.transports._engine._seam import Engine, EngineFailed
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hawk.memory.region import I64
     from hawk.transports._engine._seam import Handle
 
-EXTRA = 'pip install "hawk-kv[nixl]"'
+EXTRA = install("nixl")
 
 _BACK_END = "UCX"
 

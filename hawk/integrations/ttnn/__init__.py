@@ -2,7 +2,7 @@
 
 `HostTensors` are ttnn host tensors over the bytes that a fetch fills; `PagedCache` is the paged cache of a model on a
 chip or a mesh; `reserve` sets memory of every bank aside.  docs/ttnn.md has a decode loop.  Importing this
-needs no ttnn; using it does (`pip install 'hawk-kv[ttnn]'`, Python 3.12).
+needs no ttnn; using it does (the extra `ttnn`, Python 3.12).
 """
 
 from hawk.integrations.ttnn.host import HostTensors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, MissingDependency
+from hawk.errors import InvalidArgument, MissingDependency, install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ NEEDED = (
 )
 """What HAWK calls, apart from a chip's operations."""
 
-HINT = "pip install 'hawk-kv[ttnn]': its wheels are for Python 3.12 and want numpy below 2 (docs/ttnn.md)"
+HINT = f"{install('ttnn')}; its wheels are for Python 3.12 and want numpy below 2 (docs/ttnn.md)"
 
 
 def library() -> Any:

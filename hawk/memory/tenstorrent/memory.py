@@ -20,7 +20,7 @@ from hawk.memory.tenstorrent.driver import Driver
 from hawk.memory.tenstorrent.options import TenstorrentConfig
 from hawk.memory.tenstorrent.reverse import READ_COST, Pinned
 from hawk.memory.tenstorrent.staged import StagedWay
-from hawk.memory.tenstorrent.survey import survey
+from hawk.memory.tenstorrent.survey import SHUT, no_chip, survey
 from hawk.memory.tenstorrent.windows import budget
 from hawk.units import approximate_size
 
@@ -125,17 +125,20 @@ class Tenstorrent(Channels):
 
     @staticmethod
     def obstacle(config: TenstorrentConfig) -> None:
-        """Raises what a look at files says would stop it, for `hawk doctor`; opens nothing."""
-        if importlib.util.find_spec("tt_umd") is None:
-            raise MissingDependency(
-                "the package tt-umd is not installed", field="tt_umd", hint=f"`{umd.EXTRA}`"
-            )
+        """Raises what a look at files says would stop it, the chip first; opens nothing."""
         path = config.simulator or kmd.path_of(config.chip)
         field = "simulator" if config.simulator else "chip"
         if not os.path.exists(path):
-            raise HawkMemoryError("there is no such file", field=field, got=path)
+            raise HawkMemoryError(
+                "there is no such file" if config.simulator else "there is no such chip",
+                field=field,
+                got=path,
+                hint="Name the library of a simulator, or none" if config.simulator else no_chip(config.chip),
+            )
         if not os.access(path, os.R_OK if config.simulator else os.R_OK | os.W_OK):
-            raise DeviceDenied("this user may not open it", field=field, got=path)
+            raise DeviceDenied("this user may not open it", field=field, got=path, hint=SHUT)
+        if importlib.util.find_spec("tt_umd") is None:
+            raise MissingDependency("the package tt-umd is not installed", field="tt_umd", hint=umd.EXTRA)
 
     def _alone(self) -> None:
         """Keeps other memories of this process off the range; raises `InvalidArgument` where one has a part of it."""

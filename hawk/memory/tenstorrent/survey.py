@@ -1,4 +1,7 @@
-"""What `hawk doctor` says of Tenstorrent chips: read from files, nothing opened and no device library imported."""
+"""What `hawk doctor` says of Tenstorrent chips: read from files, nothing opened and no device library imported.
+
+What an agent says of a chip that is not there is looked up in the same files.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Protocol
 
+from hawk.errors import install
 from hawk.memory.tenstorrent.kmd import DEVICES, EXPORT_KERNEL, EXPORT_SINCE
 
 if TYPE_CHECKING:
@@ -15,6 +19,11 @@ if TYPE_CHECKING:
 
 MODULE = "tenstorrent"
 NAME = "Tenstorrent"
+
+SHUT = (
+    "Run the agent as a user of the devices' group, or change the group by a udev rule (docs/tenstorrent.md)"
+)
+"""What to do where a device file is another user's."""
 
 Line = tuple[str, bool, str, str]
 
@@ -39,14 +48,39 @@ class Files(Protocol):
         """The kernel's version."""
 
 
-def survey(machine: Files, known: Callable[[str], object] = importlib.util.find_spec) -> Iterator[Line]:
-    """The chips, their driver, and the way that a memory of theirs would be reached."""
+def no_chip(number: int) -> str:
+    """What to do where `/dev/tenstorrent/N` is not there: by whether the driver is, and other chips are."""
+    if not os.path.isdir(f"/sys/module/{MODULE}"):
+        return "Put a card in and load its driver tt-kmd (docs/tenstorrent.md)"
+    there = sorted((n for n in _listed(DEVICES) if n.isdecimal()), key=int)
+    if there:
+        return f"Set chip to one that is there: {', '.join(there)}"
+    return (
+        f"The driver tt-kmd is loaded, but has no chip {number}: put a card in; `dmesg` says why none came up"
+    )
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def survey(
+    machine: Files, known: Callable[[str], object] = importlib.util.find_spec, *, lacking: bool = False
+) -> Iterator[Line]:
+    """The chips, their driver, and the way that a memory of theirs would be reached.
+
+    `lacking` says that the configuration at hand names such a memory, and that it could not be opened.
+    """
     chips = [name for name in machine.names(DEVICES) if name.isdecimal()]
     if not chips:
         if machine.loaded(MODULE):
             yield NAME, False, "the driver is loaded, but there is no chip", "`dmesg` says why none came up"
         else:
-            yield NAME, True, "no chip, and its driver tt-kmd is not loaded", ""
+            what = "Put a card in and load its driver tt-kmd (docs/tenstorrent.md)" if lacking else ""
+            yield NAME, not lacking, "no chip, and its driver tt-kmd is not loaded", what
         return
     version = machine.read(f"/sys/module/{MODULE}/version")
     listed = ", ".join(f"{DEVICES}/{chip}" for chip in chips)
@@ -56,7 +90,7 @@ def survey(machine: Files, known: Callable[[str], object] = importlib.util.find_
             NAME,
             False,
             f"this user may not open {', '.join(f'{DEVICES}/{c}' for c in shut)}",
-            "Run the agent as a user of the devices' group, or change the group by a udev rule",
+            SHUT,
         )
     else:
         yield NAME, True, f"{listed}; driver {version or 'of unknown version'}, {_iommu(machine)}", ""
@@ -71,8 +105,8 @@ def survey(machine: Files, known: Callable[[str], object] = importlib.util.find_
     else:
         yield f"{NAME} windows", True, "the driver exports them as dma-bufs: memory is reached straight", ""
     if known("tt_umd") is None:
-        remedy = "`pip install 'hawk-kv[tenstorrent]'`, or memories of kind `tenstorrent` cannot ask for the bank map"
-        yield "tt-umd", False, "not installed", remedy
+        remedy = f"{install('tenstorrent')}; it is what knows the bank map of a chip"
+        yield "tt-umd", False, "not installed: memories of kind `tenstorrent` need it, by every way", remedy
     else:
         yield "tt-umd", True, "installed", ""
 

@@ -9,7 +9,7 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hawk.errors import DeviceDenied, DeviceReset, HawkMemoryError, MissingDependency
+from hawk.errors import DeviceDenied, DeviceReset, HawkMemoryError, MissingDependency, install
 from hawk.memory.tenstorrent.chip import Chip
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hawk.memory.region import U8
     from hawk.memory.tenstorrent.chip import Core
 
-EXTRA = "pip install 'hawk-kv[tenstorrent]'"
+EXTRA = install("tenstorrent")
 
 
 class Device(Protocol):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, MissingDependency
+from hawk.errors import InvalidArgument, MissingDependency, install
 from hawk.memory.cuda_driver import load
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.lanes import Calls, Table
@@ -88,7 +88,7 @@ class CudaRetiler:
                 "retiling on a GPU needs CuPy",
                 field="device",
                 got=f"cuda:{device}",
-                hint="Install hawk-kv[cuda], or the CuPy that fits the machine's CUDA",
+                hint=f"{install('cuda')}, or the CuPy that fits the machine's CUDA",
             ) from error
         except Exception as error:
             raise MissingDependency(

@@ -67,5 +67,5 @@ def test_without_the_package_the_hint_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(MissingDependency, match=r"hawk-kv\[tls\]"):
+    with pytest.raises(MissingDependency, match=r"CLONE\[tls\]"):
         new_certificates(tmp_path / "tls", ["p0"])

@@ -116,7 +116,7 @@ def _run(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("level", list(Level))
 def test_only_a_failure_ends_with_one(monkeypatch: pytest.MonkeyPatch, level: Level) -> None:
     found = Finding("a thing", level, "as it [is]", "" if level is Level.OK else "do this")
-    monkeypatch.setattr(hawk.doctor, "examine", lambda _: [found])
+    monkeypatch.setattr(hawk.doctor, "examine", lambda *_: [found])
     status, said = _run()
     assert status == (1 if level is Level.FAIL else 0)
     assert "as it [is]" in said
@@ -128,7 +128,7 @@ def test_only_a_failure_ends_with_one(monkeypatch: pytest.MonkeyPatch, level: Le
 
 
 def test_a_config_is_checked_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hawk.doctor, "examine", lambda _: [])
+    monkeypatch.setattr(hawk.doctor, "examine", lambda *_: [])
     file = tmp_path / "node.toml"
     file.write_text('[agent]\nname = "p0"\nrole = "nothing"\n')
     status, said = _run("--config", str(file))

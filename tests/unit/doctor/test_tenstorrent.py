@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 
-from hawk.doctor import modules
+from hawk.agent import Agent
+from hawk.config_schema import AgentConfig, Config, MemoryConfig
+from hawk.doctor import Level, modules
+from hawk.doctor.configured import configured
 from hawk.errors import DeviceDenied, HawkMemoryError, MissingDependency
 from hawk.memory.tenstorrent import Tenstorrent, TenstorrentConfig
 from hawk.memory.tenstorrent.survey import survey
@@ -61,7 +65,9 @@ def test_what_is_too_old_means_staging(tmp_path: Path, files: dict[str, str], to
 
 
 def test_without_tt_umd(tmp_path: Path) -> None:
-    assert lines(tmp_path, CHIPS, umd=False)["tt-umd"] == (False, "not installed")
+    well, text = lines(tmp_path, CHIPS, umd=False)["tt-umd"]
+    assert not well
+    assert "by every way" in text
 
 
 def test_a_chip_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +83,59 @@ def test_what_would_stop_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     library = tmp_path / "libttsim.so"
     config = TenstorrentConfig(0x100080, 1 << 20, 8, simulator=str(library))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="tt-umd is not installed"):
-        Tenstorrent.obstacle(config)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(HawkMemoryError, match=r"simulator: there is no such file"):
         Tenstorrent.obstacle(config)
     library.touch()
+    with pytest.raises(MissingDependency, match="tt-umd is not installed"):
+        Tenstorrent.obstacle(config)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     Tenstorrent.obstacle(config)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(DeviceDenied):
+    with pytest.raises(DeviceDenied, match="udev rule"):
         Tenstorrent.obstacle(config)
+
+
+NO_CHIP = TenstorrentConfig(0x100080, 1 << 20, 8, 9000)
+
+
+@pytest.mark.parametrize(
+    ("driver", "chips", "told"),
+    [
+        (False, [], "Put a card in and load its driver tt-kmd"),
+        (True, [], "loaded, but has no chip 9000: put a card in"),
+        (True, ["10", "2", "by-id"], "Set chip to one that is there: 2, 10"),
+    ],
+)
+def test_a_chip_that_is_not_there_is_told_before_packages(
+    driver: bool, chips: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(os.path, "isdir", lambda path: driver)
+    monkeypatch.setattr(os, "listdir", lambda path: chips)
+    with pytest.raises(HawkMemoryError, match="there is no such chip") as caught:
+        Tenstorrent.obstacle(NO_CHIP)
+    assert told in str(caught.value)
+
+
+def test_a_chip_that_the_configuration_names_is_lacking(tmp_path: Path) -> None:
+    config = Config(memory={"npu0": MemoryConfig(kind="tenstorrent", options=NO_CHIP)})
+    (found,) = modules.drivers(tree(tmp_path, LINUX), config)
+    assert (found.name, found.level) == ("Tenstorrent", Level.WARN)
+    assert "tt-kmd" in found.remedy
+    (problem,) = [f for f in configured(tree(tmp_path, LINUX), config) if f.name == "memory.npu0"]
+    assert problem.level is Level.FAIL
+    assert "/dev/tenstorrent/9000" in problem.text
+    assert "Mend the table" not in problem.remedy
+
+
+async def test_an_agent_says_so_before_it_fills_its_memory() -> None:
+    config = Config(
+        agent=AgentConfig(insecure=True),
+        memory={"npu0": MemoryConfig(kind="tenstorrent", options=NO_CHIP)},
+    )
+    with (
+        structlog.testing.capture_logs() as said,
+        pytest.raises(HawkMemoryError, match="there is no such chip"),
+    ):
+        await Agent(config).start()
+    assert not any("filling" in entry["event"] for entry in said)

@@ -60,7 +60,7 @@ def fill(held, source):
 
 def test_without_ttnn_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ttnn", None)
-    with pytest.raises(MissingDependency, match=r"hawk-kv\[ttnn\]"):
+    with pytest.raises(MissingDependency, match=r"CLONE\[ttnn\]"):
         HostTensors.for_request(model(), 32)
     monkeypatch.setitem(sys.modules, "ttnn", sys)
     with pytest.raises(MissingDependency, match="no Tensor"):

@@ -375,5 +375,9 @@ def test_a_tier_with_a_place_of_its_own_runs_there(
     monkeypatch.setenv("HAWK_TTNN_PYTHON", "/opt/python")
     assert tiers.main(["ttnn"]) == 0
     assert ran[-1][:3] == ["/opt/python", "-m", "pytest"]
+    assert [command[0] for command in ran if command[-1] == "scripts/lib/ttnn_env.py"] == [
+        "python",
+        sys.executable,
+    ]
     assert tiers.main(["lab"]) == 0
     assert ran[-1][0] == "python"

@@ -74,7 +74,7 @@ def test_without_tt_umd_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(MissingDependency, match=r"hawk-kv\[tenstorrent\]"):
+    with pytest.raises(MissingDependency, match=r"CLONE\[tenstorrent\]"):
         umd.open_chip(0)
 
 

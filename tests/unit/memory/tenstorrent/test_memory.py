@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hawk.config import load_config
+from hawk.config_text import reference, rows
 from hawk.errors import ConfigError, DeviceDenied, HawkMemoryError, InvalidArgument, MissingDependency
 from hawk.memory import registry
 from hawk.memory.tenstorrent import Reservation, Tenstorrent, TenstorrentConfig, umd
@@ -77,7 +78,7 @@ def test_a_chip_that_is_described_needs_tt_umd_only_for_staging() -> None:
     assert npu.way == "dma-buf"
     npu.close()
     for fake, known in ((FakeKmd(), None), (FakeKmd(version=(2, 0, 0)), chip())):
-        with pytest.raises(MissingDependency, match=r"hawk-kv\[tenstorrent\]"):
+        with pytest.raises(MissingDependency, match=r"CLONE\[tenstorrent\]"):
             made(fake, missing, chip=known)
         assert fake.fds == []
 
@@ -167,6 +168,31 @@ def test_a_wrong_table_is_told(tmp_path: Path, line: str, told: str) -> None:
 def test_a_negative_part_is_no_part() -> None:
     with pytest.raises(InvalidArgument, match="least"):
         TenstorrentConfig(BASE, MIB, 8, least=-1)
+
+
+def test_everything_wrong_in_a_table_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        '[memory.npu0]\nkind = "tenstorrent"\nchip = -1\naddress = "0x10 0"\nnbytes = 0\nbanks = 0\n'
+        "window_share = 3\nlarge_window_share = -1\npiece = 0\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {}, complete=False)
+    told = [problem.split(": ")[1].split(" = ")[0] for problem in caught.value.problems]
+    names = ("chip", "address", "nbytes", "banks", "window_share", "large_window_share", "piece")
+    assert sorted(told) == sorted(f"memory.npu0.{name}" for name in names)
+
+
+def test_an_address_is_shown_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    for said in ("1048704", "0x100080", '"0x100080"', '"1048704"'):
+        path.write_text(
+            f'[memory.npu0]\nkind = "tenstorrent"\naddress = {said}\nnbytes = "1MiB"\nbanks = 8\n'
+        )
+        config, sources = load_config(path, {}, complete=False)
+        shown = {row.path: row.value for row in rows(config, sources)}
+        assert shown["memory.npu0.address"] == "0x100080"
+    assert "| `address` | address |" in reference()
 
 
 def test_from_config_opens_the_chip_or_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ def test_without_cupy_it_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with using(FakeCuda()), pytest.raises(MissingDependency, match="CuPy") as caught:
         CudaRetiler()
-    assert "hawk-kv[cuda]" in str(caught.value)
+    assert "[cuda]" in str(caught.value)
 
 
 def test_without_a_driver_nobody_is_sent_for_cupy(monkeypatch):
