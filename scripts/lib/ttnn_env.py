@@ -124,6 +124,7 @@ NEEDED = {
     "tt-umd": "tt_umd",
     "numpy": "numpy",
     "uvloop": "uvloop",
+    "xxhash": "xxhash",
     "pyzmq": "zmq",
     "msgspec": "msgspec",
     "structlog": "structlog",
