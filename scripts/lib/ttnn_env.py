@@ -7,7 +7,6 @@ Python that has all of it already; `HAWK_PYTHON312` the Python 3.12 to make the 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import venv_setup
-from venv_setup import Environment, SetupError, fail, say
+from venv_setup import Environment, SetupError, ensure_place, say, tier_main
 
 TTNN = os.environ.get("HAWK_TTNN") or "ttnn==0.81.1"
 UMD = os.environ.get("HAWK_TT_UMD") or "tt-umd==0.9.14"
@@ -32,16 +31,7 @@ class TtnnEnvironment(Environment):
     """The clone's `.venv-ttnn`."""
 
     def __init__(self, root: Path = venv_setup.ROOT) -> None:
-        super().__init__(root)
-        self.path = root / ".venv-ttnn"
-        self.python = self.path / "bin" / "python"
-        self.stamp = self.path / "hawk-setup.json"
-        self.unfinished = self.path / "hawk-setup-unfinished"
-        self.log = self.path / "hawk-setup.log"
-
-    def key(self) -> str:
-        """Changes with what is asked for, too."""
-        return hashlib.sha256(f"{super().key()}\n{TTNN}\n{UMD}\n".encode()).hexdigest()
+        super().__init__(root, ".venv-ttnn", (TTNN, UMD))
 
     @property
     def library(self) -> Path:
@@ -163,33 +153,27 @@ def ensure(env: TtnnEnvironment) -> None:
         python = find_python(os.environ.get("HAWK_PYTHON312"))
         sys.stdout.flush()
         os.execv(python, [python, str(Path(__file__).resolve()), HERE])
-    venv_setup._check_place(env, NEEDED_MB)
-    with venv_setup._lock(env):
-        if env.ready({PART}):
-            return
-        venv_setup._make_venv(env)
-        env.unfinished.touch()
-        say("ttnn takes 700 MB and three to ten minutes, once")
-        venv_setup._pip(env, ["numpy<2", TTNN, UMD], "ttnn and the driver's Python")
-        venv_setup._pip(env, ["numpy<2", "-e", ".[test]"], "HAWK and what its tests need")
+
+    def last() -> None:
         if stand_in(env.library):
             say("no compiler for kernels is here: a stand-in opens mock devices, kernels do not run")
-        env.finish({PART})
-        say("set-up done")
+
+    ensure_place(
+        env,
+        PART,
+        NEEDED_MB,
+        "ttnn takes 700 MB and three to ten minutes, once",
+        [
+            (["numpy<2", TTNN, UMD], "ttnn and the driver's Python"),
+            (["numpy<2", "-e", ".[test]"], "HAWK and what its tests need"),
+        ],
+        last,
+    )
 
 
 def main() -> None:
     """Exits with 1 and one line if it cannot be made."""
-    given = os.environ.get("HAWK_TTNN_PYTHON")
-    try:
-        if given:
-            look(given)
-        else:
-            ensure(TtnnEnvironment())
-    except SetupError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"set-up failed: {error}; mend that and run this again")
+    tier_main("HAWK_TTNN_PYTHON", "ttnn", lambda: ensure(TtnnEnvironment()), look)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
@@ -61,11 +61,15 @@ def fail(text: str) -> NoReturn:
 
 
 class Environment:
-    """The clone's `.venv` and what is known to be installed in it."""
+    """A place in the clone, `.venv` or another, and what is known to be installed in it.
 
-    def __init__(self, root: Path = ROOT) -> None:
+    asked    what it is made of beside HAWK, as far as that can change
+    """
+
+    def __init__(self, root: Path = ROOT, place: str = ".venv", asked: Sequence[str] = ()) -> None:
         self.root = root
-        self.path = root / ".venv"
+        self.asked = tuple(asked)
+        self.path = root / place
         self.python = self.path / "bin" / "python"
         self.stamp = self.path / "hawk-setup.json"
         self.unfinished = self.path / "hawk-setup-unfinished"
@@ -77,6 +81,8 @@ class Environment:
         retile = self.root / "hawk" / "retile"
         for file in [self.root / "pyproject.toml", self.root / "setup.py", *sorted(retile.glob("*.[ch]"))]:
             digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        for asked in self.asked:
+            digest.update(asked.encode() + b"\n")
         return digest.hexdigest()
 
     def _version(self) -> str:
@@ -132,6 +138,54 @@ def ensure(extra: str = "", packages: tuple[str, ...] = (), env: Environment | N
         env.finish(have | parts | {"core"})
         say("set-up done")
     return env.python
+
+
+def ensure_place(
+    env: Environment,
+    part: str,
+    megabytes: int,
+    said: str,
+    steps: Sequence[tuple[list[str], str]],
+    last: Callable[[], None] = lambda: None,
+) -> None:
+    """Sets up a tier's own place: what pip is to install and what that is called, step by step, then `last`."""
+    if env.ready({part}):
+        return
+    _check_place(env, megabytes)
+    with _lock(env):
+        if env.ready({part}):  # the one we waited for did it
+            return
+        _make_venv(env)
+        env.unfinished.touch()
+        say(said)
+        for arguments, what in steps:
+            _pip(env, arguments, what)
+        last()
+        env.finish({part})
+        say("set-up done")
+
+
+def tier_main(
+    variable: str, what: str, ensure: Callable[[], None], look: Callable[[str], None] | None = None
+) -> None:
+    """A tier's set-up as a program: exits with 1 and one line if its place cannot be made.
+
+    `variable` may name a Python that has `what` already, which `look` looks at.
+    """
+    given = os.environ.get(variable)
+    try:
+        if not given:
+            ensure()
+        elif look is not None:
+            look(given)
+        elif not Path(given).exists():
+            raise SetupError(
+                f"{variable}={given} is not there; set it to a Python that has {what}, or unset it"
+            )
+    except SetupError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"set-up failed: {error}; mend that and run this again")
 
 
 def _check_place(env: Environment, megabytes: int) -> None:
