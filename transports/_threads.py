@@ -47,14 +47,14 @@ async def outlast(future: asyncio.Future[None]) -> None:
     Only for waits that are bounded by what the caller did before: here lies memory that a thread may still
     write to, and leaving early would hand it out.
     """
-    cancelled: asyncio.CancelledError | None = None
+    cancelled: tuple[object, ...] | None = None
     while not future.done():
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError as error:
-            cancelled = error
+            cancelled = error.args
     if cancelled is not None:
-        raise cancelled
+        raise asyncio.CancelledError(*cancelled)
 
 
 class Crew:

@@ -235,16 +235,16 @@ async def silent(servers: Sequence[Server]) -> list[Server]:
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancels the tasks and returns when they are over, also where the caller is cancelled meanwhile."""
-    cancelled: asyncio.CancelledError | None = None
+    cancelled: tuple[object, ...] | None = None
     for task in tasks:
         task.cancel()
     while pending := {task for task in tasks if not task.done()}:
         try:
             await asyncio.wait(pending)
         except asyncio.CancelledError as error:
-            cancelled = error
+            cancelled = error.args
     if cancelled is not None:
-        raise cancelled
+        raise asyncio.CancelledError(*cancelled)
 
 
 async def _unless_gone(reader: asyncio.StreamReader, work: Coroutine[Any, Any, None]) -> None:

@@ -277,16 +277,16 @@ class FetchJob(Stoppable):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            again: asyncio.CancelledError | None = None
+            again: tuple[object, ...] | None = None
             for task in tasks:
                 task.cancel()
             for task in tasks:
                 try:
                     await settle(task)
                 except asyncio.CancelledError as error:
-                    again = error
+                    again = error.args
             if again is not None:
-                raise again
+                raise asyncio.CancelledError(*again)
         faults = [task.exception() for task in tasks if not task.cancelled()]
         first = self.fault or next((fault for fault in faults if fault is not None), None)
         if first is None:

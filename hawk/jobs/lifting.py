@@ -199,14 +199,14 @@ class _Lifting(Link):
                 for done in [each for each in rising if each.done()]:
                     done.result()
         finally:
-            again: asyncio.CancelledError | None = None
+            again: tuple[object, ...] | None = None
             for up in rising:
                 try:
                     await settle(up)
                 except asyncio.CancelledError as error:
-                    again = error
+                    again = error.args
             if again is not None:
-                raise again
+                raise asyncio.CancelledError(*again)
         for up in rising:
             up.result()
 

@@ -260,14 +260,14 @@ class Receiver:
 
     async def stop(self) -> None:
         """Ends what still runs; returns when no byte of this attempt can land any more."""
-        again: asyncio.CancelledError | None = None
+        again: tuple[object, ...] | None = None
         for task in list(self._tasks):
             task.cancel()
         for task in list(self._tasks):
             try:
                 await settle(task)
             except asyncio.CancelledError as error:
-                again = error
+                again = error.args
         # Nobody asks any more which chunk failed, and the error has this in its frames.
         self._error, self._stopped = None, True
         staging, self._staging = self._staging, None
@@ -275,22 +275,22 @@ class Receiver:
             try:
                 await staging.free(scrub=self._context.scrub)
             except asyncio.CancelledError as error:
-                again = error
+                again = error.args
         if again is not None:
-            raise again
+            raise asyncio.CancelledError(*again)
 
     async def wipe(self) -> None:
         """Zeroes what this attempt may have written of the target; after `stop`, where the config says so."""
         if not self._context.scrub_targets:
             return
-        again: asyncio.CancelledError | None = None
+        again: tuple[object, ...] | None = None
         for ranges in self._touched:
             try:
                 await wipe(self._request.cache.regions, ranges, self._request.cache.memory)
             except asyncio.CancelledError as error:
-                again = error
+                again = error.args
         if again is not None:
-            raise again
+            raise asyncio.CancelledError(*again)
 
     async def flush(self) -> None:
         """Makes all that was written visible to the device; after the last read of every queue."""

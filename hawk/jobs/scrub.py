@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 async def wipe(regions: Sequence[Region], ranges: ByteRanges, memory: Memory | None) -> None:
     """Zeroes these bytes, all of them even if cancelled, and makes that visible where they are a memory's."""
-    again: asyncio.CancelledError | None = None
+    again: tuple[object, ...] | None = None
     try:
         await zero(regions, ranges)
     except asyncio.CancelledError as error:
-        again = error  # what the device still has would be the next owner's to read
+        again = error.args  # what the device still has would be the next owner's to read
     if memory is not None:
         await memory.flush(ranges)
     if again is not None:
-        raise again
+        raise asyncio.CancelledError(*again)
 
 
 async def wipe_cache(entry: CacheEntry) -> None:

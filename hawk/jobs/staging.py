@@ -80,7 +80,7 @@ class Staging:
 
         Raises the first error of a device that does not take the zeros.
         """
-        again: asyncio.CancelledError | None = None
+        again: tuple[object, ...] | None = None
         fault: HawkError | None = None
         taken, self._taken = self._taken, []
         for slot in taken:
@@ -88,15 +88,18 @@ class Staging:
                 if scrub:
                     await wipe(self._memory.regions, of_allocation(slot), self._memory)
             except asyncio.CancelledError as error:
-                again = error
+                again = error.args
             except HawkError as error:
                 fault = fault or error
             finally:
                 self._memory.free(slot)
-        if again is not None:
-            raise again
-        if fault is not None:
-            raise fault
+        try:
+            if again is not None:
+                raise asyncio.CancelledError(*again)
+            if fault is not None:
+                raise fault
+        finally:
+            fault = None  # it has this frame in its traceback
 
 
 def weighed(

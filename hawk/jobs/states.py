@@ -176,13 +176,15 @@ async def settle(task: asyncio.Future[Any]) -> None:
 
     A cancellation that arrives meanwhile is raised again once the task has ended.
     """
-    again: asyncio.CancelledError | None = None
+    # Here and wherever else one is put off, only its arguments are kept: the exception has this frame in its traceback,
+    # the frame would have the exception, and with them all that either refers to would stay until a collector comes by.
+    again: tuple[object, ...] | None = None
     while not task.done():
         try:
             await _over(task)
         except asyncio.CancelledError as error:
-            again = error
+            again = error.args
     if not task.cancelled():
         task.exception()
     if again is not None:
-        raise again
+        raise asyncio.CancelledError(*again)

@@ -29,15 +29,15 @@ async def zero(regions: Sequence[Region], ranges: ByteRanges) -> None:
     # The thread keeps the arrays, and with them the memory, whoever lets go of the regions meanwhile.
     arrays = [region.array if region.gpu < 0 else region for region in regions]
     work = asyncio.get_running_loop().run_in_executor(None, _zero, arrays, ranges)
-    cancelled: asyncio.CancelledError | None = None
+    cancelled: tuple[object, ...] | None = None
     while not work.done():
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError as error:
-            cancelled = error
+            cancelled = error.args
     work.result()
     if cancelled is not None:
-        raise cancelled
+        raise asyncio.CancelledError(*cancelled)
 
 
 def _zero(places: Sequence[np.ndarray | Region], ranges: ByteRanges) -> None:

@@ -225,20 +225,20 @@ class Retiler:
         work = _Work(_call(step, src_regions, arena) for step in steps)
         futures = [self._pool.submit(work.drain) for _ in range(self.threads)]
         waits = [asyncio.wrap_future(future) for future in futures]
-        cancelled: asyncio.CancelledError | None = None
+        cancelled: tuple[object, ...] | None = None
         while not all(wait.done() for wait in waits):
             try:
                 await asyncio.wait(waits)
             except asyncio.CancelledError as error:
                 # Threads may still be writing: they stop at the next slice, and only then may the caller go on.
-                cancelled = error
+                cancelled = error.args
                 work.stop()
                 for future in futures:
                     future.cancel()  # those that have not begun
         errors = [e for wait in waits if not wait.cancelled() and (e := wait.exception()) is not None]
         try:
             if cancelled is not None:
-                raise cancelled
+                raise asyncio.CancelledError(*cancelled)
             if errors:
                 raise errors[0]
         finally:

@@ -148,6 +148,7 @@ async def _story(hp: Client, hd: Client, seen: Recorder) -> None:
             break
     await job.abort()
     await stuck.withdraw()
+    await hp.forgo("given up", "c" * 32, why="its prefill failed")
     halves = []
     for layer in range(SOURCE.layers):
         half = hawk.KVCache.alloc(SOURCE.shard(layers=range(layer, layer + 1)))

@@ -179,7 +179,7 @@ class ShmLink(LanesLink):
         opening = asyncio.get_running_loop().run_in_executor(
             None, Pass.open, sock, self._path, self._token, left
         )
-        cancelled: asyncio.CancelledError | None = None
+        cancelled: tuple[object, ...] | None = None
         while not opening.done():
             if cancelled is not None:
                 # The thread cannot be ended, but what it waits for; before it has connected there is nothing to shut.
@@ -187,13 +187,13 @@ class ShmLink(LanesLink):
             try:
                 await asyncio.wait({opening}, timeout=None if cancelled is None else _SHUT_AGAIN)
             except asyncio.CancelledError as error:
-                cancelled = error
+                cancelled = error.args
         self._pass = opening.result()
         if cancelled is not None:
             if self._pass is not None:
                 self._pass.close()
                 self._pass = None
-            raise cancelled
+            raise asyncio.CancelledError(*cancelled)
 
     async def read(
         self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -123,3 +125,35 @@ async def test_settle_passes_cancellations_on_at_the_end() -> None:
     end.set_exception(HawkError("the task's own"))
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_cancellation_that_was_put_off_keeps_nothing() -> None:
+    """What the waiting frames refer to, memory of clients among it, goes with them, not when a collector comes by."""
+
+    class Thing:
+        pass
+
+    kept: list[weakref.ref[Thing]] = []
+
+    async def holder(task: asyncio.Task[object]) -> None:
+        thing = Thing()
+        kept.append(weakref.ref(thing))
+        await settle(task)
+
+    end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(end.wait())
+    waiting = loop.create_task(holder(task))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        end.set()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled()
+        del waiting
+        assert kept[0]() is None
+    finally:
+        gc.enable()
