@@ -95,6 +95,7 @@ async def seen(job: Fetch, nbytes: int, total: int = 0) -> int:
     async for p in job.progress():
         if p.nbytes >= nbytes and p.total >= total:
             return p.total
+    await job  # raises what it ended with
     raise AssertionError("the job ended before")
 
 
