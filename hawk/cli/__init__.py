@@ -18,6 +18,7 @@ from hawk.cli.bench import bench
 from hawk.cli.config import config
 from hawk.cli.demo import demo
 from hawk.cli.doctor import doctor
+from hawk.cli.evaluate import evaluate
 from hawk.cli.keys import keys
 from hawk.cli.layout import layout
 from hawk.cli.operate import drain, job, jobs, peers, status
@@ -34,7 +35,21 @@ def cli() -> None:
     """Moves KV caches between accelerators that disagree about memory layout."""
 
 
-for _command in (bench, config, demo, doctor, drain, job, jobs, keys, layout, peers, serve_proxy, status):
+for _command in (
+    bench,
+    config,
+    demo,
+    doctor,
+    drain,
+    evaluate,
+    job,
+    jobs,
+    keys,
+    layout,
+    peers,
+    serve_proxy,
+    status,
+):
     cli.add_command(_command)
 
 

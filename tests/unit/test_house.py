@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINES_PER_MODULE = 400
 
-OPTIONAL = ("torch", "cupy", "ttnn", "tt_umd", "pyverbs", "nixl", "transformers", "vllm")
+OPTIONAL = ("torch", "cupy", "ttnn", "tt_umd", "pyverbs", "nixl", "simpy", "transformers", "vllm")
 
 VENDORS = (
     "tenstorrent",

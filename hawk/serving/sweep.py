@@ -1,0 +1,117 @@
+"""Many simulations: over all cores, and the rate up to which a promise is kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hawk.errors import InvalidArgument
+from hawk.serving.engine import simulate
+from hawk.serving.figures import number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hawk.serving.outcome import Outcome
+    from hawk.serving.scenario import Scenario
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def sweep(
+    scenarios: Iterable[Scenario],
+    *,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Outcome]:
+    """The outcome of each scenario, in their order, the same for any number of workers.
+
+    workers     processes; None: one for each core; 1: this process alone.  With more than one a script that calls this
+                needs the usual `if __name__ == "__main__":`, since processes are started afresh
+    progress    called with how many are done, and of how many
+    """
+    asked = list(scenarios)
+    count = cores() if workers is None else workers
+    if count < 1:
+        raise InvalidArgument("nobody would work", field="workers", got=workers, expected="1 or more")
+    count = min(count, len(asked))
+    tell = progress or (lambda done, of: None)
+    found: list[Outcome] = []
+    if count <= 1:
+        for scenario in asked:
+            found.append(simulate(scenario))
+            tell(len(found), len(asked))
+        return found
+    # Started afresh, not forked: the caller may have threads.
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for outcome in pool.map(simulate, asked):
+            found.append(outcome)
+            tell(len(found), len(asked))
+    return found
+
+
+@dataclass(frozen=True)
+class Knee:
+    """Up to which rate a promise is kept.
+
+    rate       requests a second; 0.0 where not even the lowest rate that was tried keeps it
+    outcome    at that rate, or at the lowest that was tried
+    bounded    False where the highest rate that was tried keeps it still
+    """
+
+    rate: float
+    outcome: Outcome
+    bounded: bool
+
+
+def knee(
+    scenario: Scenario,
+    attainment: float = 0.9,
+    *,
+    low: float = 0.05,
+    high: float = 64.0,
+    tolerance: float = 0.01,
+    seeds: int = 1,
+) -> Knee:
+    """The highest rate at which that part of the requests meets the scenario's promises, within `tolerance` of it.
+
+    Doubles from `low` and then halves.  All rates have the same random numbers, so that one more request a second
+    only brings arrivals closer; `seeds` of them are run and their attainments averaged.
+    """
+    number(attainment, "attainment", 0.0, 1.0)
+    number(tolerance, "tolerance", 1e-4, 1.0)
+    number(high, "high", number(low, "low", 1e-6))
+    if seeds < 1:
+        raise InvalidArgument("no seeds", field="seeds", got=seeds, expected="1 or more")
+
+    def run(rate: float) -> tuple[bool, Outcome]:
+        from dataclasses import replace
+
+        found = [simulate(replace(scenario, rate=rate, seed=scenario.seed + i)) for i in range(seeds)]
+        return sum(o.attainment for o in found) / seeds >= attainment, found[0]
+
+    kept, best = run(low)
+    if not kept:
+        return Knee(0.0, best, True)
+    rate, upper = low, low
+    while kept:
+        if upper >= high:
+            return Knee(rate, best, False)
+        upper = min(2 * upper, high)
+        kept, outcome = run(upper)
+        if kept:
+            rate, best = upper, outcome
+    while upper - rate > tolerance * rate:
+        middle = (rate + upper) / 2
+        kept, outcome = run(middle)
+        if kept:
+            rate, best = middle, outcome
+        else:
+            upper = middle
+    return Knee(rate, best, True)

@@ -1,0 +1,90 @@
+"""The simulator beside closed forms: queues with one server, Little's law, steps passed over at once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hawk.serving import Decode, Device, Lengths, Outcome, Prefill, Scenario, Workload, simulate
+
+ONE = Device.measured("one second a thousand tokens", prefill={1000: 1.0})
+AT_ONCE = Device.measured("no time at all")
+ALONE = Prefill(ONE, max_tokens=1)  # each prompt in a step of its own
+
+
+def queue(workload: Workload, load: float, requests: int = 40_000, seed: int = 5) -> Outcome:
+    return simulate(Scenario(ALONE, Decode(AT_ONCE), workload, None, rate=load, requests=requests, seed=seed))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5])
+def test_exponential_service_waits_as_one_server_does(load: float) -> None:
+    found = queue(Workload("exponential", Lengths("exponential", 1000), Lengths("fixed", 1)), load)
+    assert found.ttft.mean() == pytest.approx(1 / (1 - load), rel=0.02)  # M/M/1
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5])
+def test_fixed_service_waits_half_as_long(load: float) -> None:
+    found = queue(Workload.fixed(1000, 1), load)
+    assert found.ttft.mean() == pytest.approx(1 + load / (2 * (1 - load)), rel=0.02)  # M/D/1
+
+
+def test_the_number_inside_is_rate_times_time() -> None:
+    found = queue(Workload.fixed(1000, 1), 0.7, 10_000)
+    rate = len(found) / found.seconds
+    assert found.inside_seconds / found.seconds == pytest.approx(
+        rate * (found.end - found.arrival).mean(), rel=1e-3
+    )
+
+
+def decoding(rates: dict[int, float], context: float, **changes: object) -> Outcome:
+    device = Device.measured("decodes", decode=rates, step_context=context)
+    workload = Workload("answers", Lengths("exponential", 50), Lengths("exponential", 30))
+    scenario = Scenario(Prefill(AT_ONCE), Decode(device), workload, None, rate=2.0, requests=1500, seed=3)
+    return simulate(replace(scenario, **changes))  # type: ignore[arg-type]
+
+
+def by_step(found: Outcome, rates: dict[int, float], context: float) -> np.ndarray:
+    """The ends of all requests of one decode instance, one step after another."""
+    points = sorted(rates.items())
+    ready = list(zip(found.transfer_end.tolist(), range(len(found)), strict=True))
+    batch: dict[int, int] = {}
+    ends, now, at = np.zeros(len(found)), 0.0, 0
+    while at < len(ready) or batch:
+        if not batch:
+            now = max(now, ready[at][0])
+        while at < len(ready) and ready[at][0] <= now:
+            request = ready[at][1]
+            batch[request] = int(found.output[request]) - 1
+            at += 1
+        for request in [r for r, left in batch.items() if left == 0]:
+            ends[request] = now
+            del batch[request]
+        if not batch:
+            continue
+        tokens = sum(int(found.input[r]) + int(found.output[r]) - 1 - left for r, left in batch.items())
+        base = np.interp(len(batch), [x for x, _ in points], [y for _, y in points])
+        now += float(base) + tokens * context
+        for request in batch:
+            batch[request] -= 1
+            if batch[request] == 0:
+                ends[request] = now
+        batch = {r: left for r, left in batch.items() if left}
+    return ends
+
+
+@pytest.mark.parametrize("context", [0.0, 2e-6])
+def test_steps_passed_over_end_where_single_steps_do(context: float) -> None:
+    rates = {1: 0.010, 8: 0.017, 64: 0.05}
+    found = decoding(rates, context)
+    assert found.mean_batch > 1
+    np.testing.assert_allclose(found.end, by_step(found, rates, context), rtol=0, atol=1e-6)
+
+
+def test_a_full_batch_makes_the_others_wait() -> None:
+    free, full = (
+        decoding({1: 0.02}, 0.0, decode=Decode(Device.measured("decodes", decode={1: 0.02}), max_batch=most))
+        for most in (64, 1)
+    )
+    assert full.end.max() > free.end.max()
+    order = np.argsort(full.decode_start)
+    assert (full.decode_start[order][1:] >= full.end[order][:-1] - 1e-9).all()
