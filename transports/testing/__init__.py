@@ -14,6 +14,7 @@ stands at the top level of its module and `make` needs nothing but that module.
 from __future__ import annotations
 
 from hawk.transports.testing._access import AccessContract
+from hawk.transports.testing._descriptors import descriptors, fresh
 from hawk.transports.testing._ends import EndsContract, serve_in_child
 from hawk.transports.testing._helpers import (
     CANARY,
@@ -42,6 +43,8 @@ __all__ = [
     "SharedArena",
     "Targets",
     "TransportContract",
+    "descriptors",
+    "fresh",
     "on_a_loop",
     "pattern",
     "refused",

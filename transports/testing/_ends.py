@@ -11,11 +11,17 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
+from typing import TYPE_CHECKING
 
 from hawk.errors import DeadlineExceeded, HawkError, PeerUnreachable, TransferFailed
 from hawk.memory.region import Segments
+from hawk.transports.testing._descriptors import descriptors, fresh
 from hawk.transports.testing._helpers import Gate, Targets, pattern
 from hawk.transports.testing._rig import LIMIT, ContractBase, Rig, on_a_loop, refused
+
+if TYPE_CHECKING:
+    from hawk.memory.region import U8
 
 AFTER = 0x5A
 """What targets are filled with once a read has ended: a late byte would show in it."""
@@ -169,32 +175,44 @@ class EndsContract(ContractBase):
             finally:
                 await reading.close()
 
+    async def _use(self, memory: list[weakref.ref[U8]]) -> None:
+        """Reads, reads what is refused, leaves a second link open, and cancels a read; adds the memory that it used."""
+        async with self.rig(1 << 20) as rig:
+            grant = rig.serving.grant(0, 1 << 20)
+            targets, segments = Targets([1 << 20]), Segments.of([(0, 0, 0, 1 << 20)])
+            memory += (weakref.ref(region.array) for region in (rig.arena, *targets.regions))
+            await rig.read(grant, segments, targets)
+            with contextlib.suppress(HawkError):
+                await rig.link.read(bytes(32), segments, targets.regions, timeout=LIMIT)
+            second = await rig.reading.connect(rig.serving.endpoint, timeout=LIMIT)
+            assert not second.broken  # left for the transport to close
+            task = asyncio.get_running_loop().create_task(rig.read(grant, segments, targets))
+            await asyncio.sleep(0)
+            task.cancel()
+            await rig.outcome(task)
+
     def test_nothing_is_left_behind(self) -> None:
         """Descriptors and threads are as many afterwards as before."""
-
-        async def use() -> None:
-            async with self.rig(1 << 20) as rig:
-                grant = rig.serving.grant(0, 1 << 20)
-                targets, segments = Targets([1 << 20]), Segments.of([(0, 0, 0, 1 << 20)])
-                await rig.read(grant, segments, targets)
-                with contextlib.suppress(HawkError):
-                    await rig.link.read(bytes(32), segments, targets.regions, timeout=LIMIT)
-                second = await rig.reading.connect(rig.serving.endpoint, timeout=LIMIT)
-                assert not second.broken  # left for the transport to close
-                task = asyncio.get_running_loop().create_task(rig.read(grant, segments, targets))
-                await asyncio.sleep(0)
-                task.cancel()
-                await rig.outcome(task)
-
-        asyncio.run(use())
-        gc.collect()
-        threads = set(threading.enumerate())
-        descriptors = len(os.listdir("/proc/self/fd"))
+        asyncio.run(self._use([]))
+        before, threads = descriptors(), set(threading.enumerate())
         for _ in range(3):
-            asyncio.run(use())
-        gc.collect()
+            asyncio.run(self._use([]))
         assert set(threading.enumerate()) <= threads
-        assert len(os.listdir("/proc/self/fd")) <= descriptors
+        after = descriptors()
+        assert len(after) <= len(before), "left open: " + "; ".join(fresh(before, after))
+
+    def test_no_memory_waits_for_a_collector(self) -> None:
+        """What was served or read into is let go when both sides have closed; it may be all that a machine has."""
+        asyncio.run(self._use([]))
+        gc.collect()
+        memory: list[weakref.ref[U8]] = []
+        gc.disable()
+        try:
+            asyncio.run(self._use(memory))
+            kept = [array for found in memory if (array := found()) is not None]
+            assert not kept, f"{len(kept)} of {len(memory)} arrays are kept"
+        finally:
+            gc.enable()
 
 
 class _Child:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hawk.errors import HawkError, TransferFailed
+from hawk.transports._streams import gone
 from hawk.transports.verbs import _wire
 
 if TYPE_CHECKING:
@@ -105,5 +105,4 @@ class Dialogue:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        await gone(self._writer)

@@ -250,3 +250,5 @@ class Outlet:
                 stripe.break_()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        for stripe in self._stripes:
+            stripe.forget()

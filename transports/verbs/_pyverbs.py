@@ -67,9 +67,13 @@ class PyverbsDevice:
         if len(fresh) == 1 and hasattr(self._context, "get_async_event"):
             (self.event_fd,) = fresh
             os.set_blocking(self.event_fd, False)
-        with calling("ibv_query_device"):
-            attributes = self._context.query_device()
-            self._pd = part("pd").PD(self._context)
+        try:
+            with calling("ibv_query_device"):
+                attributes = self._context.query_device()
+                self._pd = part("pd").PD(self._context)
+        except BaseException:
+            self._close_context()  # under the lock, and not whenever the object goes
+            raise
         flags = int(attributes.device_cap_flags)
         self.limits = Limits(
             max_mr_size=int(attributes.max_mr_size),
@@ -153,6 +157,9 @@ class PyverbsDevice:
         """See `Device.close`."""
         with calling("ibv_dealloc_pd"):
             self._pd.close()
+        self._close_context()
+
+    def _close_context(self) -> None:
         with descriptors, calling("ibv_close_device"):
             self._context.close()
 

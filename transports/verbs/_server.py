@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hawk.errors import HawkError, RegistrationFailed, TransportError
 from hawk.observe.log import get as get_log
+from hawk.transports._streams import gone
 from hawk.transports._threads import outlast
 from hawk.transports.verbs import _wire
 from hawk.transports.verbs._device import BIND, VerbsError
@@ -107,11 +108,12 @@ class Server:
     async def close(self) -> None:
         """Closes the listener and every session."""
         self._closing = True
-        if self._listener is not None:
-            self._listener.close()
-        for writer in list(self._strangers):
-            writer.transport.abort()
-        await asyncio.gather(*(session.close() for session in list(self.sessions)))
+        listener, self._listener = self._listener, None  # it refers to us in turn
+        if listener is not None:
+            listener.close()
+        await asyncio.gather(
+            *map(gone, list(self._strangers)), *(session.close() for session in list(self.sessions))
+        )
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -155,8 +157,7 @@ class Server:
             else:
                 log.exception("a reader's session failed on a fault of ours")
         finally:
-            with contextlib.suppress(OSError):
-                writer.transport.abort()
+            await gone(writer)
 
     async def _serve(
         self, hello: _wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

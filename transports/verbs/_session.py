@@ -260,6 +260,7 @@ class Session:
             del self._visits[key]
         assert visit.held is not None
         self._server.grants.leave(visit.held, visit)
+        visit.evict = lambda: None  # what it was refers to the visit, and to us
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -53,8 +53,7 @@ class Stripe:
         self.broken = False
         self.failures = 0
         self.since = 0.0
-        self.on_free: Callable[[], None] = lambda: None
-        self.on_broken: Callable[[Stripe], None] = lambda stripe: None
+        self.forget()
         self._flights: deque[Flight] = deque()
         self._used = 0
         self._fault: tuple[int, int] | None = None
@@ -79,6 +78,11 @@ class Stripe:
         self.end, self.broken, self._fault, self._used = end, False, None, 0
         end.on_done = self._done
         end.on_lost = self.break_
+
+    def forget(self) -> None:
+        """Tells nobody any more: whoever was told refers to this in turn."""
+        self.on_free: Callable[[], None] = lambda: None
+        self.on_broken: Callable[[Stripe], None] = lambda stripe: None
 
     def fits(self, flight: Flight) -> bool:
         """Whether this batch can be posted now."""

@@ -36,7 +36,7 @@ class Opened:
 
 
 class Library:
-    """pyverbs, as far as channels and devices go; `open` are the descriptors, `refuse` fails the next queue."""
+    """pyverbs, as far as channels and devices go; `open` are the descriptors, `refuse` fails queues and domains."""
 
     def __init__(self) -> None:
         self.open: set[int] = set()
@@ -67,11 +67,16 @@ class Library:
         return {
             "pyverbs_error": SimpleNamespace(PyverbsError=PyverbsError),
             "device": SimpleNamespace(Context=lambda name: Context(self.open)),
-            "pd": SimpleNamespace(PD=lambda context: SimpleNamespace(close=lambda: None)),
+            "pd": SimpleNamespace(PD=self._domain),
             "cq": SimpleNamespace(
                 CompChannel=lambda context: Opened(self.open), CQ=self._queue, WC=SimpleNamespace(imm_data=0)
             ),
         }[name]
+
+    def _domain(self, context: object) -> Any:
+        if self.refuse:
+            raise PyverbsError("Failed to allocate PD. Errno: 12, Cannot allocate memory")
+        return SimpleNamespace(close=lambda: None)
 
     def _queue(self, *arguments: object) -> Any:
         if self.refuse:
@@ -98,6 +103,14 @@ def test_devices_and_channels_come_and_go_one_at_a_time(library: Library) -> Non
     assert not os.get_blocking(one.fd)
     for each in (one, two, device):
         each.close()
+
+
+def test_a_device_without_a_domain_is_given_back(library: Library) -> None:
+    library.refuse = True
+    with pytest.raises(VerbsError) as raised:
+        PyverbsDevice("rxe0")
+    assert raised.value.errno == errno.ENOMEM
+    assert not library.open
 
 
 def test_a_channel_without_its_queue_is_given_back(library: Library) -> None:
