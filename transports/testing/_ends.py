@@ -203,8 +203,6 @@ class EndsContract(ContractBase):
 
     def test_no_memory_waits_for_a_collector(self) -> None:
         """What was served or read into is let go when both sides have closed; it may be all that a machine has."""
-        asyncio.run(self._use([]))
-        gc.collect()
         memory: list[weakref.ref[U8]] = []
         gc.disable()
         try:
