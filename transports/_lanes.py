@@ -16,9 +16,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
+from hawk.endings import outlast
 from hawk.errors import DeadlineExceeded, HawkError, InternalError, PeerUnreachable, TransferFailed
 from hawk.transports._forks import ends_with_process
-from hawk.transports._threads import Crew, Latch, outlast, shut
+from hawk.transports._threads import Crew, Latch, shut
 
 if TYPE_CHECKING:
     import socket

@@ -8,6 +8,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from hawk.endings import outlast
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,22 +41,6 @@ def shut(sock: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-async def outlast(future: asyncio.Future[None]) -> None:
-    """Waits for `future` through every cancellation, and raises `CancelledError` afterwards if one came.
-
-    Only for waits that are bounded by what the caller did before: here lies memory that a thread may still
-    write to, and leaving early would hand it out.
-    """
-    cancelled: tuple[object, ...] | None = None
-    while not future.done():
-        try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError as error:
-            cancelled = error.args
-    if cancelled is not None:
-        raise asyncio.CancelledError(*cancelled)
 
 
 class Crew:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from hawk.endings import gone
 from hawk.errors import ControlError, InvalidArgument
 from hawk.observe.log import get as get_log
 from hawk.observe.metrics import CONTENT_TYPE
@@ -89,10 +90,10 @@ class ObserveServer:
             return
         server.close()
         serving = dict(self._serving)
-        for task, writer in serving.items():
+        for task in serving:
             task.cancel()
-            writer.transport.abort()  # here, for a task that never ran aborts nothing
-        await asyncio.gather(*serving, return_exceptions=True)
+        # Here, too: a task that never ran ends nothing.
+        await asyncio.gather(*serving, *map(gone, serving.values()), return_exceptions=True)
         await server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,7 +119,7 @@ class ObserveServer:
         except (OSError, EOFError, TimeoutError):
             pass  # whoever asked went away, or never finished asking
         finally:
-            writer.transport.abort()
+            await gone(writer)
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[HTTPStatus, str, bytes, bool]:
         try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.endings import outlast
 from hawk.errors import NotViable, TransportError
 from hawk.observe.log import get as get_log
 from hawk.transports._engine import _wire
@@ -24,7 +25,7 @@ from hawk.transports._engine._pause import Pause
 from hawk.transports._engine._pushes import Pushes
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports._forks import ends_with_process
-from hawk.transports._threads import Crew, Latch, outlast
+from hawk.transports._threads import Crew, Latch
 
 if TYPE_CHECKING:
     from hawk.memory.region import Region

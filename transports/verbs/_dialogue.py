@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hawk.endings import gone
 from hawk.errors import HawkError, TransferFailed
-from hawk.transports._streams import gone
 from hawk.transports.verbs import _wire
 
 if TYPE_CHECKING:

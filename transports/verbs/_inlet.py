@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.endings import outlast
 from hawk.errors import AccessDenied, HawkError, RegistrationFailed, TransferFailed
 from hawk.observe.log import get as get_log
-from hawk.transports._threads import outlast
 from hawk.transports.verbs import _mend, _wire
 from hawk.transports.verbs._device import REMOTE_WRITE, VerbsError
 from hawk.transports.verbs._plan import plan

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from hawk.endings import outlast
 from hawk.errors import (
     AccessDenied,
     DeadlineExceeded,
@@ -24,7 +25,6 @@ from hawk.errors import (
 from hawk.observe.log import get as get_log
 from hawk.transports import _pieces
 from hawk.transports._grants import KEY_BYTES
-from hawk.transports._threads import outlast
 from hawk.transports.base import Link
 from hawk.transports.verbs import _mend, _wire
 from hawk.transports.verbs._abi import Shape

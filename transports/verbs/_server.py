@@ -8,10 +8,9 @@ import errno
 import hmac
 from typing import TYPE_CHECKING
 
+from hawk.endings import gone, outlast
 from hawk.errors import HawkError, RegistrationFailed, TransportError
 from hawk.observe.log import get as get_log
-from hawk.transports._streams import gone
-from hawk.transports._threads import outlast
 from hawk.transports.verbs import _wire
 from hawk.transports.verbs._device import BIND, VerbsError
 from hawk.transports.verbs._session import Session

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from hawk.transports._threads import outlast
+from hawk.endings import outlast
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,6 @@ from hawk.memory.npu_abi import U64, ioctl_number
 BUILD = Path(os.environ["HAWK_LAB_BUILD_KMOD"])
 PATIENCE = float(os.environ["HAWK_LAB_PATIENCE"])
 LIMIT = 60.0 * PATIENCE
-SETTLED = 20.0 * PATIENCE
 PAGE = mmap.PAGESIZE
 CHANNEL = 1 << 20
 SMALL = ("emulated=1", "channels=4", f"channel_kib={CHANNEL >> 10}")
@@ -84,7 +83,7 @@ def events(name: str) -> int:
 
 def until_counts(expected: dict[str, int]) -> None:
     """Waits for what the module does on its own: giving memory back, looking at pages that were kept."""
-    end = time.monotonic() + SETTLED
+    end = time.monotonic() + LIMIT
     while counts() != expected and time.monotonic() < end:
         time.sleep(0.05)
     found = counts()

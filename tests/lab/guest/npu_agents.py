@@ -26,7 +26,7 @@ from tests.lab.guest import npu
 from tests.lab.guest.meet import Meeting
 from tests.lab.guest.npu import PAGE
 from tests.lab.guest.rdma import address, node
-from tests.lab.guest.sides import CONTROL, JOBS, LIMIT, Side, device, moved, source
+from tests.lab.guest.sides import CONTROL, FETCH, JOBS, LIMIT, Side, device, moved, source
 
 CHANNELS, CHANNEL_KIB, LAYERS = 8, 2048, 8
 DEVICE = "/dev/hawk_npu0"
@@ -108,7 +108,7 @@ async def _send(side: NpuSide, hp: Client) -> None:
 async def _receive(side: NpuSide, hd: Client) -> None:
     made = await device(hd, LAYERS)
     wanted = moved(source(LAYERS))
-    ready = await hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout="60s")
+    ready = await hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout=FETCH)
     assert ready.transport == "verbs"
     assert len(made.channels) == CHANNELS
     c.check(made, c.target_spec(layers=LAYERS), wanted, guards=[made])

@@ -14,13 +14,18 @@ from tests.lab.guest.rdma import address, node
 
 NAMES = {1: "p0", 2: "d0"}
 CONTROL = f"tcp://{address(1)}:7400"
-JOBS = {"lease": "10s", "chunk": "256KiB"}
+JOBS = {
+    "lease": "20s",
+    "chunk": "256KiB",
+}  # an emulated machine that shares its processors stands still for seconds
 
 LAYERS = 24
 """Of a cache whose transfer takes long enough to be interrupted: some 8 MB."""
 
 TOKENS = 600
-LIMIT = 90.0
+LIMIT = 180.0
+FETCH = "150s"
+"""What a fetch may take: it is over long before, or something is wrong."""
 
 
 class Side:
@@ -104,7 +109,7 @@ async def receive(side: Side, hd: Client, transport: str, codec: str = "bf16", *
     """The decode side of it: fetches it, and looks at every byte of the device; tells `begun` once it has begun."""
     made = await device(hd, codec=codec)
     wanted = moved(source())
-    job = hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout="60s")
+    job = hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout=FETCH)
     if begun:
         await job.start()
         await side.tell(begun)

@@ -16,7 +16,7 @@ from tests.end_to_end import caches as c
 from tests.end_to_end.harness import back_to, clients, counts
 from tests.end_to_end.test_operate import hawk
 from tests.lab.guest.meet import Meeting
-from tests.lab.guest.sides import LAYERS, LIMIT, TOKENS, Side, device, moved, receive, send, source
+from tests.lab.guest.sides import FETCH, LAYERS, LIMIT, TOKENS, Side, device, moved, receive, send, source
 
 LOST = (PeerLost, PeerUnreachable, TransferFailed, LeaseExpired)
 DOWN_SECONDS = 3.0
@@ -44,7 +44,7 @@ async def _half(side: Side, hd: Client) -> tuple[Fetch, DeviceCache]:
     """Fetches it, and returns as soon as its first bytes are there, with reads under way."""
     made = await device(hd, LAYERS)
     wanted = moved(source(LAYERS))
-    job = hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout="60s")
+    job = hd.fetch(await side.hear(), into=made, blocks=wanted.target_blocks, timeout=FETCH)
     await job.start()
     async for progress in job.progress():
         if progress.nbytes:
@@ -66,7 +66,7 @@ async def test_every_byte_arrives_and_no_other_changes(side: Side, codec: str) -
 
 async def test_the_doctor_moves_a_few_bytes_from_the_peer(side: Side) -> None:
     if not side.prefill:
-        way = ("--peer", "p0", "--timeout", "60s", "--local", side.agent.local)
+        way = ("--peer", "p0", "--timeout", FETCH, "--local", side.agent.local)
         found = {
             line["name"]: (line["level"], line["text"])
             for line in json.loads(await hawk("doctor", "--json", *way))

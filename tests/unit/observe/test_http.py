@@ -1,6 +1,10 @@
 """The observe server: its three pages, and everything that a stranger may send instead."""
 
 import asyncio
+import gc
+import socket
+import struct
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -95,6 +99,28 @@ async def test_who_never_finishes_asking_is_dropped(make: Make) -> None:
         await asyncio.wait_for(reader.readexactly(1), WAIT)
     writer.close()
     assert (await _ask(await make(), _get("/livez")))[0] == 200
+
+
+async def test_who_resets_leaves_nothing(make: Make) -> None:
+    """What its connection broke on refers to the server's frames, and is told to nobody: neither is kept."""
+    server = await make()
+    _, writer = await _connect(server)
+    writer.write(b"GET /")
+    async with asyncio.timeout(WAIT):
+        while not server._serving:
+            await asyncio.sleep(0)
+        (kept,) = map(weakref.ref, server._serving.values())
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        gc.disable()
+        try:
+            writer.transport.abort()
+            while server._serving:
+                await asyncio.sleep(0)
+            assert kept() is None
+        finally:
+            gc.enable()
 
 
 async def test_connections_are_bounded(make: Make) -> None:

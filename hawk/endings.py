@@ -1,10 +1,27 @@
-"""How a connection of asyncio's streams ends."""
+"""How tasks and connections are waited for to their end, whatever comes meanwhile.
+
+A leaf module: it imports nothing of HAWK, and everything may import it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
-from hawk.transports._threads import outlast
+
+async def outlast(future: asyncio.Future[None]) -> None:
+    """Waits for `future` through every cancellation, and raises `CancelledError` afterwards if one came.
+
+    Only for waits that are bounded by what the caller did before: here lies memory that a thread may still
+    write to, and leaving early would hand it out.
+    """
+    cancelled: tuple[object, ...] | None = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error.args
+    if cancelled is not None:
+        raise asyncio.CancelledError(*cancelled)
 
 
 async def gone(writer: asyncio.StreamWriter) -> None:
