@@ -21,7 +21,8 @@ from hawk.control.frames import (
     generation,
     refused_version,
 )
-from hawk.control.monitor import BROKE, REFUSED, Monitor
+from hawk.control.line import SILENT, Line
+from hawk.control.monitor import REFUSED
 from hawk.control.receive import ReceiveLoop
 from hawk.errors import BadFrame, Busy, ControlError, HawkError, PeerLost, PeerUnreachable, VersionMismatch
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-SILENT = "it is connected and says nothing"  # the reason where a server is there, and too busy to answer
+__all__ = ["SILENT", "Channel", "State"]
 
 
 class State(enum.Enum):
@@ -98,17 +99,13 @@ class Channel(Generic[T]):
         self._beat = beat
         self._missed = 0
         self._broken = False
-        self._connection = False
-        self._trouble = ""
         self._refused: VersionMismatch | None = None
         self._seq = 0
         self._seq_at_break = 0
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
-        self._retry: asyncio.TimerHandle | None = None
         self._trips: dict[int, asyncio.Future[float]] = {}
         self._waiters: dict[asyncio.Future[None], bool] = {}
-        self._monitor = Monitor(endpoint, self._connected, self._disconnected)
         self._receive = ReceiveLoop(
             endpoint.raw,
             self._take,
@@ -117,6 +114,7 @@ class Channel(Generic[T]):
             max_frames=2,
             max_bytes=endpoint.limits.frame_bytes,
         )
+        self._line = Line(endpoint, self._connected, self._disconnected, self._receive.poke)
 
     @property
     def address(self) -> str:
@@ -126,16 +124,20 @@ class Channel(Generic[T]):
     @property
     def trouble(self) -> str:
         """What keeps the server from being heard, as far as that is known; else empty."""
-        return self._trouble if self._refused is None else str(self._refused)
+        return self._line.trouble if self._refused is None else str(self._refused)
 
     @property
     def reason(self) -> str:
         """Why a question has no answer, as far as that is known; else empty."""
-        return self._trouble or (SILENT if self._connection else "")
+        return self._line.reason
+
+    def story(self) -> str:
+        """What has happened to the connection lately, in words, for a log."""
+        return f"{self._line.story()}; asked {self._seq} times"
 
     def start(self) -> None:
         """Begins to talk, on the running event loop."""
-        self._monitor.start()
+        self._line.start()
         self._receive.start()
         self._timer = asyncio.get_running_loop().call_later(self._beat.interval, self._tick)
 
@@ -145,8 +147,7 @@ class Channel(Generic[T]):
             return
         self.state = State.CLOSED
         self._receive.stop()
-        self._monitor.close()
-        self._stop_retry()
+        self._line.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -201,7 +202,7 @@ class Channel(Generic[T]):
         return {"peer": self.peer or None, "address": self.address, "reason": self.reason or None}
 
     def _unreachable(self, seconds: float) -> PeerUnreachable:
-        if self._trouble == REFUSED:
+        if self._line.trouble == REFUSED:
             return self._unaccepted()
         return PeerUnreachable("the peer did not answer in time", **self._facts(), seconds=seconds)
 
@@ -272,7 +273,7 @@ class Channel(Generic[T]):
 
     def _heard(self, header: Header) -> None:
         self._missed = 0
-        self._trouble = ""
+        self._line.heard()
         self._refused = None
         self.version = min(header.version, self._newest)
         old, self.peer_generation = self.peer_generation, header.from_generation
@@ -280,6 +281,7 @@ class Channel(Generic[T]):
             self._on_restarted(old, self.peer_generation)
         if self.state in (State.CONNECTING, State.LOST):
             self.state = State.UP
+            self._line.note("heard")
             self._broken = False
             self._end_waits()
             if self._on_up is not None:
@@ -339,52 +341,25 @@ class Channel(Generic[T]):
         return True
 
     def _connected(self) -> None:
-        self._stop_retry()
-        self._connection = True
-        self._trouble = ""
         self._asked = False
         self._woken()
 
-    def _disconnected(self, why: str) -> None:
-        self._connection = False
-        # A refusal is followed by the end of the connection, which says less.
-        if why != BROKE or not self._trouble:
-            self._trouble = why
-        if why == REFUSED:
+    def _disconnected(self, refused: bool) -> None:
+        if refused:
             for waiter, patient in self._waiters.items():
                 if not patient and not waiter.done():
                     waiter.set_exception(self._unaccepted())
         self._asked = False
-        # What ZeroMQ does not mend by itself is mended here; see `Endpoint.reconnect`.  A mere break gets the
-        # time that a slow handshake may take.
-        limits = self.endpoint.limits
-        self._retry_in(limits.reconnect_most + (limits.handshake if why == BROKE else 0))
+        # A break gets a beat; see the class.
         if self.state is State.UP and not self._broken:
             self._broken = True
             self._seq_at_break = self._seq
             self._missed = 0
 
-    def _retry_in(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._retry is not None and self._retry.when() <= loop.time() + seconds:
-            return
-        self._stop_retry()
-        self._retry = loop.call_later(seconds, self._reconnect)
-
-    def _stop_retry(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-
-    def _reconnect(self) -> None:
-        self._retry = None
-        self.endpoint.reconnect()
-        self._receive.poke()
-        self._retry_in(self.endpoint.limits.reconnect_most + self.endpoint.limits.handshake)
-
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._beat.interval, self._tick)
-        self._missed += 1
+        # What lies unread was said by the server, and by nobody else.
+        self._missed += not self._receive.behind()
         most = 1 if self._broken else self._beat.most_missed
         if self._missed > most:
             self._lose(self._silent())
@@ -395,6 +370,7 @@ class Channel(Generic[T]):
         if self.state not in (State.CONNECTING, State.UP):
             return
         self.state = State.LOST
+        self._line.note("lost")
         # Whoever comes back may be a newer program than the one that we stepped down for.
         self.version = self._newest
         self._on_lost(error)

@@ -1,4 +1,4 @@
-"""What happens to a connection below the messages: it broke, or the far side refused us.
+"""What happens to a connection below the messages: it came about, it broke, or the far side refused us.
 
 For connecting sockets only.  ZeroMQ's I/O thread waits for whoever reads these events, which a stranger could use
 against a listening socket by connecting again and again; a connecting socket's events are paced by its own
@@ -7,6 +7,7 @@ reconnect interval.
 
 from __future__ import annotations
 
+import errno
 import struct
 from typing import TYPE_CHECKING
 
@@ -20,31 +21,48 @@ if TYPE_CHECKING:
     from hawk.control.sockets import Endpoint
 
 _EVENT = struct.Struct("=HI")
-_WATCHED = (
-    zmq.Event.HANDSHAKE_SUCCEEDED
+WATCHED = int(
+    zmq.Event.CONNECTED
+    | zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_AUTH
     | zmq.Event.DISCONNECTED
 )
+"""What a connecting socket is asked to tell."""
 
 BROKE = "the connection broke"
 REFUSED = "the peer does not accept our key"
+LATE = "the handshake took too long"
+UNLIKE = "the handshake failed: the peer has another key, or does not speak CURVE as we do"
 
 
 class Monitor:
-    """Calls `on_up()` when a handshake succeeded and `on_down(why)` when a connection broke or was refused."""
+    """Reads the events of one DEALER.
 
-    def __init__(self, endpoint: Endpoint, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
+    on_connected    the far side's kernel has taken the connection; its program may not have
+    on_up           a handshake succeeded
+    on_down         `on_down(why)`: a handshake failed (`LATE`, `REFUSED`, `UNLIKE`), or the connection ended (`BROKE`),
+                    which it also does after each of the others
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        on_connected: Callable[[], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[str], None],
+    ) -> None:
+        assert endpoint.events is not None
         self._watched = endpoint.raw
+        self._on_connected = on_connected
         self._on_up = on_up
         self._on_down = on_down
-        self._raw = endpoint.raw.get_monitor_socket(_WATCHED)
-        self._raw.linger = 0
+        self._raw = endpoint.events
         self._loop = ReceiveLoop(self._raw, self._event, max_frames=2, max_bytes=4096)
 
     def start(self) -> None:
-        """Begins to watch, on the running event loop."""
+        """Begins to read, on the running event loop; what has happened since the socket was made comes first."""
         self._loop.start()
 
     def close(self) -> None:
@@ -56,12 +74,16 @@ class Monitor:
             self._raw.close(linger=0)
 
     def _event(self, _: bytes, frames: list[bytes]) -> None:
-        event, _value = _EVENT.unpack_from(frames[0])
-        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+        event, value = _EVENT.unpack_from(frames[0])
+        if event == zmq.Event.CONNECTED:
+            self._on_connected()
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._on_up()
         elif event == zmq.Event.DISCONNECTED:
             self._on_down(BROKE)
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self._on_down(REFUSED)
+        elif event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
+            self._on_down(LATE)  # nothing was wrong with what was read: our own timer ended it
         else:
-            self._on_down("the handshake failed: the peer has another key, or does not speak CURVE as we do")
+            self._on_down(UNLIKE)

@@ -109,6 +109,17 @@ class ReceiveLoop:
         if self._waiting():
             self._schedule()
 
+    def behind(self) -> bool:
+        """Whether messages have arrived that were not read yet; a turn is scheduled then.
+
+        Who would judge others by their silence asks this first: what they have said may lie here.
+        """
+        if self._loop is None:
+            return False
+        if self._next is None and self._waiting():
+            self._schedule()
+        return self._next is not None
+
     def _waiting(self) -> bool:
         # pyzmq's typed `get` is not told apart by option; this one is an int.
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)

@@ -43,6 +43,7 @@ class Peer:
     """What a server knows of the process behind one identity.
 
     `name` is the peer's name by its CURVE key, empty where there is no authentication; `version` what it speaks.
+    `missed` counts beats since its last frame was read, `silent` those of them at which nothing lay unread.
     """
 
     identity: bytes
@@ -51,6 +52,7 @@ class Peer:
     name: str
     user: str = field(repr=False, default="")
     missed: int = 0
+    silent: int = 0
 
 
 class Server(Generic[T]):
@@ -174,7 +176,7 @@ class Server(Generic[T]):
             why = "is not authorised any more" if name is None else "has another name now"
             self._gone(peer.identity, PeerLost(f"the peer's key {why}", peer=peer.name, name=name))
             if name is not None:
-                self.peers[peer.identity] = replace(peer, name=name, missed=0)
+                self.peers[peer.identity] = replace(peer, name=name, missed=0, silent=0)
                 renamed.append(peer.identity)
         return renamed
 
@@ -230,7 +232,7 @@ class Server(Generic[T]):
             raise BadFrame("a message has two frames", got=len(frames), expected=_FRAMES)
         header = decode_header(frames[0], self._version)
         peer = self._peer(identity, header, user, name)
-        peer.missed = 0
+        peer.missed = peer.silent = 0
         if header.kind is Kind.PING:
             self._answer(identity, Kind.PONG, PONG.encode(Pong(PING.decode(frames[1]).seq)))
         elif header.kind is Kind.PONG:
@@ -272,13 +274,18 @@ class Server(Generic[T]):
     def _tick(self) -> None:
         assert self._beat is not None
         self._timer = asyncio.get_running_loop().call_later(self._beat.interval, self._tick)
+        if self._zap is not None:
+            self._zap.look()
+        # What a peer has said may be among what is still to be read: whoever is behind judges nobody.
+        behind = self._receive.behind()
         for peer in list(self.peers.values()):
             peer.missed += 1
+            peer.silent += not behind
             if peer.missed > _MISSED:
                 # Of a connection that ended ZeroMQ tells only whoever sends on it.
                 self._answer(peer.identity, Kind.PING, PING.encode(Ping()))
             if peer.identity not in self.peers:
                 continue
-            if peer.missed > self._beat.most_missed:
+            if peer.silent > self._beat.most_missed:
                 error = PeerLost("the peer fell silent", peer=peer.name or None, seconds=self._beat.timeout)
                 self._gone(peer.identity, error)

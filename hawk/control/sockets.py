@@ -19,6 +19,7 @@ import zmq
 
 from hawk.control.keys import KeyPair, is_public_key
 from hawk.control.local import LocalListener, listen, socket_path
+from hawk.control.monitor import WATCHED
 from hawk.control.spare import shortage
 from hawk.control.zap import ZAP_DOMAIN, Zap
 from hawk.errors import Busy, ConfigError, ControlError, InvalidArgument, PeerLost
@@ -54,7 +55,8 @@ class Endpoint:
     """One ROUTER or DEALER socket, bound or connected.  Made by `Sockets`.
 
     `raw` is the plain ZeroMQ socket, `address` where it is bound (with the port that was chosen for port 0) or
-    connected, `authenticated` whether messages on it carry the sender's public key as their user id.
+    connected, `authenticated` whether messages on it carry the sender's public key as their user id.  `events` is
+    where a DEALER tells what happens to its connection (`Monitor`).
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Endpoint:
         *,
         authenticated: bool,
         listener: LocalListener | None = None,
+        events: zmq.Socket[bytes] | None = None,
     ) -> None:
         self.raw = raw
+        self.events = events
         self.address = address
         self.limits = limits
         self.authenticated = authenticated
@@ -137,6 +141,8 @@ class Endpoint:
             self._listener.closing()
         if not self.raw.closed:
             self.raw.close(linger=0)
+        if self.events is not None and not self.events.closed:
+            self.events.close(linger=0)
         if self._listener is not None:
             self._listener.close()
 
@@ -226,6 +232,7 @@ class Sockets:
         if server_key is not None and not is_public_key(server_key):
             raise ConfigError("this is no public key", field=field, got=repr(server_key)[:80])
         raw = self._make(zmq.DEALER, address)
+        events: zmq.Socket[bytes] | None = None
         try:
             # The identity lasts as long as the socket, across reconnects; it starts with no zero byte, which
             # is ZeroMQ's own, and is never told to anybody but the far side.
@@ -241,16 +248,20 @@ class Sockets:
                 raw.curve_serverkey = server_key.encode("ascii")
             if address.startswith("ipc://"):
                 socket_path(address, field=field)
+            # Before it connects: a handshake takes less than a millisecond, and whoever begins to listen after it
+            # would never learn that there is a connection.
+            events = raw.get_monitor_socket(WATCHED)
+            events.linger = 0
             raw.connect(address)
         except zmq.ZMQError as error:
-            raw.close(linger=0)
+            _close(raw, events)
             raise ConfigError(
                 f"cannot connect to the address: {error.strerror}", field=field, got=address
             ) from error
         except BaseException:
-            raw.close(linger=0)
+            _close(raw, events)
             raise
-        return self._keep(Endpoint(raw, address, self.limits, authenticated=False))
+        return self._keep(Endpoint(raw, address, self.limits, authenticated=False, events=events))
 
     def close(self) -> None:
         """Closes every socket that came from here, and the context.  Safe to call twice."""
@@ -316,6 +327,12 @@ class Sockets:
         # With it ZeroMQ would write IPv4 addresses as mapped ones, which nobody would know again.
         raw.ipv6 = "[" in address
         return raw
+
+
+def _close(*sockets: zmq.Socket[bytes] | None) -> None:
+    for raw in sockets:
+        if raw is not None:
+            raw.close(linger=0)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -74,6 +74,13 @@ class Zap:
         """The name of the peer with that public key, None if it is not (or no longer) on the list."""
         return self._names.get(key)
 
+    def look(self) -> None:
+        """Sees whether somebody waits for an answer; to be called now and then.
+
+        A newcomer has no other way to be heard than by this socket's descriptor, and nothing else uses the socket.
+        """
+        self._loop.poke()
+
     def close(self) -> None:
         """Stops answering; from then on nobody new gets in.  Safe to call twice."""
         self._loop.stop()

@@ -246,6 +246,13 @@ class Dialogue:
         """Returns when `ready()`, which is asked again after every `look`; raises what ends the attempt meanwhile."""
         await self._until(lambda: ready() or None, self._poll)
 
+    async def read_until(self, ready: Callable[[], bool]) -> None:
+        """The same for what this side does itself; the prefill side, which need not be asked, may end it all the same.
+
+        Its word, or its loss, is acted upon at once: a read that it will never answer would last until the lease ends.
+        """
+        await self._until(lambda: ready() or None, lambda: None)
+
     def consumed(self, number: int, last: bool = False) -> None:
         """All of a chunk that is wanted was read; of the `last` one `release` says it, which follows at once."""
         self._consumed.add(number)

@@ -203,7 +203,14 @@ class PartJob:
             alone = len(self._whole.parts) == 1
             self.waits = ""
             receiver = self._receiver = Receiver(
-                context, request, self.result, self._whole.changed, dialogue.fail, request.part, alone=alone
+                context,
+                request,
+                self.result,
+                self._whole.changed,
+                dialogue.fail,
+                dialogue.look,
+                request.part,
+                alone=alone,
             )
             try:
                 await receiver.reserve(context.transports[choice.name].capabilities)
@@ -313,14 +320,15 @@ class PartJob:
         self._move_to(State.RECEIVING)
 
         for number in range(accepted.chunks):
-            await receiver.room()
+            await dialogue.read_until(receiver.room)
             self.waits = f"layers: chunk {number + 1} of {accepted.chunks} was not prepared"
             prepared = await dialogue.prepared(number)
             self.waits = ""
             receiver.start(prepared, link, dialogue.consumed)
             # Whoever waits for a first byte goes before what is left to do, and all others get their turns.
             await asyncio.sleep(0)
-        await receiver.all_done()
+        await dialogue.read_until(receiver.idle)
+        receiver.check()
         await self._whole.all_here(self)
         self._move_to(State.RELEASING)
         began = time.perf_counter()

@@ -205,7 +205,7 @@ class PeerSession:
             log.info("peer drains" if draining else "peer takes jobs again", peer=self.name)
 
     def _lost(self, error: HawkError) -> None:
-        log.warning("peer lost", peer=self.name, reason=str(error))
+        log.warning("peer lost", peer=self.name, reason=str(error), story=self.channel.story())
         self._strange()
         self._on_lost(self.name)
         self._drop(error if isinstance(error, ControlError) else PeerLost(str(error)))
@@ -334,7 +334,8 @@ class Peers:
         try:
             await session.ready(min(timeout, max(until - asyncio.get_running_loop().time(), 0.0)))
             met = True
-        except PeerUnreachable:
+        except PeerUnreachable as error:
+            log.warning("no answer", peer=name, reason=str(error), story=session.channel.story())
             self._directory.lost(name)
             raise
         finally:

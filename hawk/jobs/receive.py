@@ -56,9 +56,9 @@ DEPTH = 2
 class Receiver:
     """The receiving half of one fetch attempt.
 
-    `start` begins a chunk, at most DEPTH run at a time (`room`), `all_done` waits for the rest, `stop` ends what
-    still runs and returns when no byte can land; `arrived` is called after every chunk that is in its place,
-    `failed` with the first error of one.
+    `start` begins a chunk; there is `room` for it while fewer than DEPTH run.  `idle` says that none runs, `check` what
+    went wrong, `stop` ends what still runs and returns when no byte can land.  `arrived` is called after every chunk
+    that is in its place, `failed` with the first error of one, and `ended` whenever one runs no more.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Receiver:
         result: FetchResult,
         arrived: Callable[[], None],
         failed: Callable[[HawkError], None],
+        ended: Callable[[], None],
         part: Part | None = None,
         *,
         alone: bool = True,
@@ -77,6 +78,7 @@ class Receiver:
         self._result = result
         self._arrived = arrived
         self._failed = failed
+        self._one_ended = ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._touched: list[ByteRanges] = []
         self._cover = Cover()
@@ -175,23 +177,20 @@ class Receiver:
         self._result.first, self._result.tokens = accepted.first, accepted.tokens
         self._arrivals.begin(accepted)
 
-    async def room(self) -> None:
-        """Returns when one more chunk may begin."""
-        while len(self._tasks) >= DEPTH:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        self._raise()
+    def room(self) -> bool:
+        """Whether one more chunk may begin."""
+        return len(self._tasks) < DEPTH
 
-    async def all_done(self) -> None:
-        """Returns when every chunk is finished; raises the first error of any."""
-        while self._tasks:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._raise()
-        self._raise()
-        self._cover.check()
+    def idle(self) -> bool:
+        """Whether no chunk runs."""
+        return not self._tasks
 
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """Raises the first error of any chunk; once it is idle, also what is missing or came twice."""
         if self._error is not None:
             raise self._error
+        if self.idle():
+            self._cover.check()
 
     def start(self, prepared: Prepared, link: Link, consumed: Callable[[int, bool], None]) -> None:
         """Begins to plan, read and finish a chunk, or does it where that needs no wait; raises `BadFrame`."""
@@ -249,6 +248,7 @@ class Receiver:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._one_ended()
         fault = None if task.cancelled() else task.exception()
         if fault is None or self._error is not None or self._stopped:
             return

@@ -238,9 +238,11 @@ class Serving:
 
     def _gone(self, peer: Peer, error: PeerLost) -> None:
         name = self.guests.gone(peer.identity)
-        for (identity, _), job in list(self._jobs.items()):
-            if identity == peer.identity:
-                job.stop(PeerLost("the consumer is gone", consumer=name, reason=error.message))
+        theirs = [job for (identity, _), job in self._jobs.items() if identity == peer.identity]
+        if name:
+            log.info("peer gone", peer=name, reason=str(error), jobs=len(theirs))
+        for job in theirs:
+            job.stop(PeerLost("the consumer is gone", consumer=name, reason=error.message))
 
     async def idle(self) -> None:
         """Returns when no job is served."""

@@ -8,7 +8,7 @@ import msgspec
 
 from hawk.control.frames import Codec, Header
 from hawk.control.link import Beat, Channel, Server
-from hawk.control.sockets import Limits, Sockets
+from hawk.control.sockets import Endpoint, Limits, Sockets
 
 MakeSockets = Callable[..., Sockets]
 
@@ -51,10 +51,12 @@ class Ends:
         self.open.append(made)
         return made
 
-    def channel(self, address: str, *, limits: Limits | None = None, **kw: Any) -> Channel[Text]:
+    def channel(self, address: str | Endpoint, *, limits: Limits | None = None, **kw: Any) -> Channel[Text]:
         put = self.events.put_nowait
+        if isinstance(address, str):
+            address = self.make_sockets(insecure=True, limits=limits).dealer(address)
         made: Channel[Text] = Channel(
-            self.make_sockets(insecure=True, limits=limits).dealer(address),
+            address,
             CODEC,
             lambda header, message: put(("channel", message.text, header)),
             on_lost=lambda error: put(("lost", error)),

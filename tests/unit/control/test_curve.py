@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 
+from hawk.control.channel import SILENT
 from hawk.control.frames import Codec, Header
 from hawk.control.keys import KeyPair
 from hawk.control.link import Beat, Channel, Peer, Server
@@ -56,8 +57,10 @@ class House:
     def _take(self, identity: bytes, header: Header, message: Text) -> None:
         self.got.put_nowait((identity, message.text))
 
-    def channel(self, key: KeyPair, server_key: str | None = None) -> Channel[Text]:
-        sockets = self.make_sockets(keys=key)
+    def channel(
+        self, key: KeyPair, server_key: str | None = None, *, limits: Limits | None = None
+    ) -> Channel[Text]:
+        sockets = self.make_sockets(keys=key, limits=limits)
         made: Channel[Text] = Channel(
             sockets.dealer(self.server.address, server_key=server_key or self.key.public),
             CODEC,
@@ -223,6 +226,27 @@ async def test_a_server_with_another_key_is_not_talked_to(make_sockets: MakeSock
     channel = house.channel(key, server_key=new_key("other").public)
     with pytest.raises(PeerUnreachable):
         await channel.up(0.5)
+    house.close()
+
+
+async def test_a_server_that_does_not_come_to_looking_at_keys_is_there_and_silent(
+    make_sockets: MakeSockets, new_key: NewKey
+) -> None:
+    """With keys no handshake ends without the server's loop, so it is not taken for one with another key."""
+    house = House(make_sockets, new_key)
+    key = new_key("p0")
+    house.sockets.authorise({"p0": key.public})
+    assert house.sockets.zap is not None
+    house.sockets.zap._loop.stop()
+    channel = house.channel(key, limits=Limits(handshake=0.2))
+    async with asyncio.timeout(30):
+        while channel.trouble != SILENT:
+            await asyncio.sleep(0)
+    assert "shook hands" not in channel.story()
+    with pytest.raises(PeerUnreachable, match=SILENT):
+        await channel.up(0.01)
+    house.sockets.zap._loop.start()
+    await _says(house, channel, "it looks now")
     house.close()
 
 

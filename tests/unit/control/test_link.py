@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import zmq
 
 from hawk.control.channel import SILENT
 from hawk.control.link import Beat, Peer, State
@@ -70,6 +71,21 @@ async def test_who_is_there_and_says_nothing_is_told_from_nobody(ends: Ends, add
         await channel.up(0.01)
     server._receive.start()
     await channel.up(30)
+
+
+async def test_a_connection_that_came_before_anyone_looked_is_known(ends: Ends, address: str) -> None:
+    server = ends.server(address)
+    server._receive.stop()
+    endpoint = ends.make_sockets(insecure=True).dealer(server.address)
+    async with asyncio.timeout(30):
+        while (
+            not endpoint.raw.getsockopt(zmq.EVENTS) & zmq.POLLOUT
+        ):  # nothing can be sent before the handshake
+            await asyncio.sleep(0)
+        channel = ends.channel(endpoint, beat=SLOW)
+        while "shook hands" not in channel.story():
+            await asyncio.sleep(0)
+    assert channel.reason == SILENT
 
 
 async def test_a_killed_server_is_lost_once_and_its_successor_is_told_apart(
@@ -188,6 +204,32 @@ async def test_a_pause_of_ones_own_loop_is_not_the_peers_death(ends: Ends, addre
     async with asyncio.timeout(30):
         while (event := await ends.events.get())[0] != "server":
             assert event[0] == "up"
+
+
+async def test_who_does_not_come_to_reading_takes_nobody_for_silent(ends: Ends, address: str) -> None:
+    """Each message takes the server longer than a beat, and twelve peers take turns at being read."""
+    import time
+
+    server = ends.server(address, beat=Beat(interval=0.01, timeout=0.05))
+    heard: list[str] = []
+
+    def slow(_: bytes, __: object, message: Text) -> None:
+        time.sleep(0.02)
+        heard.append(message.text)
+
+    server._handler = slow
+    channels = [ends.channel(server.address, beat=SLOW) for _ in range(12)]
+    for channel in channels:
+        await channel.up(30)
+    for channel in channels:
+        for _ in range(3):
+            channel.send(Text(channel.endpoint.raw.routing_id.hex()))
+    async with asyncio.timeout(30):
+        while len(heard) < 36:
+            await asyncio.sleep(0)
+            told = [ends.events.get_nowait()[0] for _ in range(ends.events.qsize())]
+            assert "gone" not in told
+    assert len(set(heard)) == 12
 
 
 async def test_a_connection_that_ended_is_noticed_long_before_silence_is(ends: Ends, address: str) -> None:

@@ -138,3 +138,28 @@ async def test_a_peer_that_is_there_is_asked_again(there: bool, monkeypatch: pyt
             with pytest.raises(PeerUnreachable):
                 await made.fetch(entry.claim).run()
             assert given == [0.2]
+
+
+@pytest.mark.parametrize("how", ["ended", "lost"])
+def test_a_read_that_nobody_answers_ends_with_the_prefill_side(how: str) -> None:
+    """Not with the lease, long after: whoever took the consumer for gone has said so, or died."""
+
+    async def run() -> None:
+        async with rig(lease=30.0) as made:
+            clock.without_threads(made)
+            made.transport.hold = asyncio.Event().wait  # it never comes to an end by itself
+            began = asyncio.get_running_loop().time()
+            task = asyncio.get_running_loop().create_task(made.fetch(made.offer().claim, timeout=60.0).run())
+            while not made.transport.reading:
+                await asyncio.sleep(0)
+            error = PeerLost("silent")
+            if how == "ended":
+                made.server.on_gone(SimpleNamespace(identity=PEER), error)
+            else:
+                made.peer.lose(error)
+            with pytest.raises(PeerLost):
+                await task
+            assert made.transport.reading == 0
+            assert asyncio.get_running_loop().time() - began < 1.0
+
+    clock.run(run())
