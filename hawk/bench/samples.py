@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hawk._version import __version__
 from hawk.retile.native import core_name
 
 
@@ -58,10 +63,35 @@ def ratio(of: Samples, to: Samples) -> float:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were seen on, as the benchmarks' JSON says it."""
+    """What the figures were seen on, as the benchmarks' JSON says it; nothing that tells one host from another."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "retile_core": core_name(),
+        "processor": processor(),
+        "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What the kernel calls the first processor, or its architecture."""
+    with contextlib.suppress(OSError):
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.machine()
+
+
+def stamped(benchmark: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """A benchmark's object with what a reader elsewhere has to know of it.
+
+    benchmark    the module of `hawk.bench`
+    date         when it ended, UTC
+    hawk         version
+    machine      see `machine`
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {"benchmark": benchmark, "date": now, "hawk": __version__, "machine": machine()}
+    return about | figures

@@ -75,10 +75,12 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
     """Runs one benchmark with the options that were given; the others keep the module's own defaults."""
     from rich.console import Console
 
+    from hawk.bench.samples import stamped
+
     benchmark = import_module(f"hawk.bench.{module}")
     result = benchmark.run(**{key: value for key, value in options.items() if value not in (None, ())})
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=2))
+        click.echo(json.dumps(stamped(module, result.to_dict()), indent=2))
     else:
         benchmark.render(result, Console())
 

@@ -72,6 +72,7 @@ MORE = (
         programs=("etcd", "ip", "unshare"),
     ),
     Tier("chaos", "two minutes of agents that are killed, stopped and cut off while they transfer"),
+    Tier("evaluate", "`hawk evaluate --quick` as a person runs it, its page in Chromium where that is there"),
     Tier("lab", "RDMA and kernel modules in virtual machines", first=("scripts/lib/vmlab", "prepare")),
     Tier("device", "an NVIDIA GPU", modules=("cupy",), programs=("nvidia-smi",)),
     Tier("vllm", "vLLM engines with HAWK between them", first=("scripts/lib/vllm_env.py",)),

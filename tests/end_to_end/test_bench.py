@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+STAMP = {"benchmark", "date", "hawk", "machine"}
 SAMPLE = {"seconds", "fastest", "slowest", "gb_per_s", "gb_per_s_most", "gb_per_s_least"}
 
 
@@ -24,7 +25,8 @@ def test_its_json_is_as_documented() -> None:
     done = bench("--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told.keys() == {"machine", "runs", "sizes", "left_out", "correct"}
+    assert told.keys() == STAMP | {"runs", "sizes", "left_out", "correct"}
+    assert told["benchmark"] == "transfer"
     assert told["correct"] is True
     assert told["left_out"] == []
     assert told["runs"] == 1

@@ -23,6 +23,7 @@ def test_its_json_is_as_documented() -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told.keys() == {
+        "benchmark", "date", "hawk",
         "machine", "runs", "bytes", "tokens", "check", "alone", "jobs", "left_out", "correct"
     }  # fmt: skip
     assert told["correct"] is True

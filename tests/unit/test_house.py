@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINES_PER_MODULE = 400
 
-OPTIONAL = ("torch", "cupy", "ttnn", "tt_umd", "pyverbs", "nixl", "simpy", "transformers", "vllm")
+OPTIONAL = (
+    "torch", "cupy", "ttnn", "tt_umd", "pyverbs", "nixl", "jinja2", "matplotlib", "simpy", "transformers", "vllm"
+)  # fmt: skip
 
 VENDORS = (
     "tenstorrent",

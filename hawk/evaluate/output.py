@@ -1,0 +1,120 @@
+"""The folder that a report is written into: the page, a CSV for every figure and table, a summary, what was measured.
+
+A folder that has something in it is refused, unless it holds an earlier report and may be overwritten: then the files
+that report has written are removed, and no others.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hawk.errors import InvalidArgument
+from hawk.evaluate import page
+from hawk.evaluate.records import inputs_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hawk.evaluate.records import Figure, Report, Table, Value
+
+PAGE, SUMMARY, MEASURED = "report.html", "summary.json", "measured"
+
+
+def claim(folder: Path, *, overwrite: bool, kept: Iterable[Path] = ()) -> list[str]:
+    """Looks whether a report may go into `folder`, and makes it; the files of an earlier report that will go.
+
+    kept    files that are read for this report, and may not be among these
+
+    Raises `InvalidArgument` for a folder that has something in it, but for an earlier report and with `overwrite`.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument("not a folder", field="out", got=folder, expected="a folder, or a new name")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        return []
+    earlier = _earlier(folder)
+    if not overwrite or earlier is None:
+        raise InvalidArgument(
+            "the folder has something in it" if earlier is None else "the folder has a report in it",
+            field="out",
+            got=folder,
+            expected="an empty folder or a new name" + ("" if earlier is None else ", or --overwrite"),
+        )
+    going = {(folder / name).resolve() for name in earlier}
+    for path in kept:
+        inside = [path] if path.is_file() else list(path.glob("*.json"))
+        for one in inside:
+            if one.resolve() in going:
+                raise InvalidArgument(
+                    "is of the report that would be overwritten",
+                    field="from",
+                    got=one,
+                    expected="another file",
+                )
+    return earlier
+
+
+def _earlier(folder: Path) -> list[str] | None:
+    """Files of the report in `folder`, relative to it and never above it; None where there is none."""
+    try:
+        told = json.loads((folder / SUMMARY).read_bytes())
+        names = told["files"]
+        if told["report"] != PAGE or not all(isinstance(n, str) for n in names):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    inside = folder.resolve()
+    return [n for n in names if (folder / n).resolve().is_relative_to(inside)]
+
+
+def remove(folder: Path, names: Iterable[str]) -> None:
+    """Removes files of an earlier report; those that are gone already are none of its."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+def write(folder: Path, report: Report, facts: dict[str, Any], measured: Iterable[Path] = ()) -> list[str]:
+    """Writes the page, the CSV files and the summary, and returns every file's name, those of `measured` among them.
+
+    facts    what the summary says beside the files
+    """
+    text = page.html(report)  # before any file, so that what cannot be rendered leaves none
+    items = [*report.items(), inputs_table(report.inputs)]
+    twice = {one.name for one in items if sum(one.name == other.name for other in items) > 1}
+    if twice:
+        raise InvalidArgument("two of one name", field="name", got=", ".join(sorted(twice)), expected="one")
+    names = [PAGE, SUMMARY, *(f"{one.name}.csv" for one in items)]
+    names += [
+        str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name for path in measured
+    ]
+    for one in items:
+        (folder / f"{one.name}.csv").write_text(as_csv(one), encoding="utf-8", newline="")
+    (folder / PAGE).write_text(text, encoding="utf-8")
+    summary = {"report": PAGE, **facts, "files": names}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return names
+
+
+def as_csv(one: Figure | Table) -> str:
+    """As comma-separated values, numbers in full; what is missing is empty."""
+    head, rows = one.rows()
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(head)
+    writer.writerows([[_cell(value) for value in row] for row in rows])
+    return out.getvalue()
+
+
+def _cell(value: Value) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, float):
+        return repr(value)
+    text = str(value)
+    # A spreadsheet would take these for a formula; file names come from outside.
+    return f"'{text}" if isinstance(value, str) and text[:1] in "=+-@\t" and text[:1] else text

@@ -1,0 +1,62 @@
+"""The paper's numbers beside the simulated ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from hawk.evaluate import beside, paper
+from tests.unit.evaluate import made
+
+
+def test_every_number_of_the_papers_text_has_its_row() -> None:
+    found = beside.compared(made.simulated())
+    count = (
+        2 * len(paper.FIGURE_9)
+        + 1
+        + len(paper.KNEES)
+        + len(paper.THROUGHPUT)
+        + len(paper.TABLE_8)
+        + len(paper.TABLE_9)
+    )
+    assert len(found) == count
+    assert all(one.where for one in found)
+    assert len({(one.what, one.workload) for one in found}) == count
+
+
+def test_a_knee_that_is_in_neither_agrees_and_one_in_one_of_them_does_not() -> None:
+    found = made.simulated()
+    rows = {(c.what, c.workload): c for c in beside.compared(found)}
+    key = "rate of GN-Host at 90 % attainment", "chatbot"
+    assert rows[key].agrees.startswith("agrees")
+    found.knees["chatbot", "gn-host"] = found.knees["chatbot", "gg-host"]
+    assert {(c.what, c.workload): c for c in beside.compared(found)}[key].agrees.startswith("differs")
+
+
+def test_ratios_are_those_of_the_knees() -> None:
+    found = made.simulated()
+    table = beside.efficiency(found, 8)
+    (row,) = [r for r in table.body if r[:2] == ("chatbot", "cost efficiency")]
+    _, _, _, theirs, ours, ratio, printed, difference = row
+    assert ratio == pytest.approx(9e4 / 5e4)  # the same output, for the price of either
+    assert ours == pytest.approx(ratio * theirs)
+    assert printed == 1.72
+    assert difference == pytest.approx(100 * (ratio / 1.72 - 1))
+
+
+def test_without_a_knee_there_is_no_ratio() -> None:
+    found = made.simulated()
+    found.knees["chatbot", "gn-hawk"] = None
+    for row in beside.efficiency(found, 9).body:
+        if row[0] == "chatbot":
+            assert row[4] is row[5] is None
+    assert any(row[0] == "summarization" and row[5] for row in beside.efficiency(found, 9).body)
+
+
+def test_the_order_is_held_against_the_papers() -> None:
+    found = made.simulated()
+    assert all(row[3] == "yes" for row in beside.order(found).body)
+    # GG-Host quicker than GG-Direct: not as in the paper.
+    for at, run in enumerate(found.runs):
+        if run.way == "gg-host":
+            found.runs[at] = type(run)(**{**run.__dict__, "ttft_p90": 0.1})
+    assert all(row[3] == "no" for row in beside.order(found).body)

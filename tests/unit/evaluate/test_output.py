@@ -1,0 +1,76 @@
+"""The folder of a report: whose files go, whose stay, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hawk.errors import InvalidArgument
+from hawk.evaluate import output
+
+
+def earlier(folder: Path, *files: str) -> None:
+    folder.mkdir(exist_ok=True)
+    names = [output.PAGE, output.SUMMARY, *files]
+    (folder / output.SUMMARY).write_text(json.dumps({"report": output.PAGE, "files": names}))
+    (folder / output.PAGE).write_text("old")
+
+
+def test_a_new_folder_is_made_and_an_empty_one_taken(tmp_path: Path) -> None:
+    assert output.claim(tmp_path / "a" / "b", overwrite=False) == []
+    assert output.claim(tmp_path / "a" / "b", overwrite=False) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_others_have_put_there_is_never_touched(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InvalidArgument) as caught:
+        output.claim(tmp_path, overwrite=overwrite)
+    assert caught.value.field == "out"
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_earlier_report_goes_when_it_may(tmp_path: Path) -> None:
+    earlier(tmp_path, "a.csv", "measured/between.json")
+    (tmp_path / "a.csv").write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidArgument, match="--overwrite"):
+        output.claim(tmp_path, overwrite=False)
+    output.remove(tmp_path, output.claim(tmp_path, overwrite=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_summary_that_names_files_elsewhere_takes_none_of_them(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    earlier(tmp_path / "out", "../outside.txt", str(outside))
+    output.remove(tmp_path / "out", output.claim(tmp_path / "out", overwrite=True))
+    assert outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"report": "report.html", "files": [1]}', '{"report": 1, "files": []}']
+)
+def test_what_is_no_summary_of_ours_is_no_report(tmp_path: Path, text: str) -> None:
+    (tmp_path / output.SUMMARY).write_text(text)
+    with pytest.raises(InvalidArgument):
+        output.claim(tmp_path, overwrite=True)
+
+
+def test_figures_that_would_be_overwritten_are_not_read(tmp_path: Path) -> None:
+    earlier(tmp_path, "measured/between.json")
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "between.json").write_text("{}")
+    with pytest.raises(InvalidArgument) as caught:
+        output.claim(tmp_path, overwrite=True, kept=[folder])
+    assert caught.value.field == "from"
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(InvalidArgument, match="file"):
+        output.claim(path, overwrite=True)
