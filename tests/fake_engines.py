@@ -1,7 +1,8 @@
 """The parts of NIXL's and Mooncake's Python packages that HAWK uses, made up: they copy between processes of one user.
 
 Both keep the rules that the real ones were seen to keep: nothing moves but what both sides registered and told, a NIXL
-agent moves only while its owner looks, a Mooncake engine that was handed too much serves that peer no more.
+agent moves only while its owner looks, and takes memory only for the kind that it is, a Mooncake engine that was handed
+too much serves that peer no more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from hawk.memory import cuda_driver
 
 STEP = 256 << 10
 """Bytes that a look at a transfer moves, about."""
@@ -42,6 +45,30 @@ def copy(pid: int, write: bool, local: int, remote: int, nbytes: int) -> None:
         if moved <= 0:
             raise FakeError(f"NIXL_ERR_REMOTE_DISCONNECT {os.strerror(ctypes.get_errno())}")
         done += moved
+
+
+def gpu_of(address: int) -> int:
+    """The made-up GPU whose memory is there, or -1."""
+    return cuda_driver._known.pointer(address).device if cuda_driver._known is not None else -1
+
+
+@dataclass
+class Descriptors:
+    """Rows (address, bytes, device) of one kind of memory."""
+
+    kind: str
+    rows: Any
+
+    def lie_in(self, memory: list[tuple[int, int, str, int]]) -> bool:
+        """Whether all of it was registered, as the kind and for the device that it says."""
+        devices = set(self.rows[:, 2].tolist())
+        return all(
+            covered(
+                [(a, n) for a, n, kind, at in memory if (kind, at) == (self.kind, device)],
+                self.rows[self.rows[:, 2] == device],
+            )
+            for device in devices
+        )
 
 
 def covered(memory: list[tuple[int, int]], rows: Any) -> bool:
@@ -87,21 +114,23 @@ class nixl_agent:  # noqa: N801
         assert isinstance(config, nixl_agent_config)
         self.name = name
         self.backends: dict[str, int] = {}
-        self.memory: list[tuple[int, int]] = []
-        self.peers: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+        self.memory: list[tuple[int, int, str, int]] = []
+        self.peers: dict[str, tuple[int, list[tuple[int, int, str, int]]]] = {}
         self.told: dict[str, list[bytes]] = {}
         _agents[name] = self
 
     def create_backend(self, name: str, options: dict[str, str]) -> None:
         self.backends[name] = len(options)
 
-    def register_memory(self, ranges: list[Any], kind: str, backends: list[str]) -> list[tuple[int, int]]:
-        assert kind == "DRAM"
-        made = [(address, nbytes) for address, nbytes, _, _ in ranges]
+    def register_memory(self, ranges: list[Any], kind: str, backends: list[str]) -> list[Any]:
+        made = [(address, nbytes, kind, device) for address, nbytes, device, _ in ranges]
+        for address, _, _, device in made:
+            if gpu_of(address) != {"DRAM": -1, "VRAM": device}[kind]:
+                raise FakeError("NIXL_ERR_BACKEND")
         self.memory += made
         return made
 
-    def deregister_memory(self, made: list[tuple[int, int]], backends: list[str]) -> None:
+    def deregister_memory(self, made: list[Any], backends: list[str]) -> None:
         for each in made:
             self.memory.remove(each)
 
@@ -119,18 +148,23 @@ class nixl_agent:  # noqa: N801
     def remove_remote_agent(self, name: str) -> None:
         del self.peers[name]
 
-    def get_xfer_descs(self, rows: Any, kind: str) -> Any:
-        assert kind == "DRAM"
-        return rows.copy()
+    def get_xfer_descs(self, rows: Any, kind: str) -> Descriptors:
+        return Descriptors(kind, rows.copy())
 
     def initialize_xfer(
-        self, op: str, ours: Any, theirs: Any, peer: str, notice: bytes, backends: list[str]
+        self,
+        op: str,
+        ours: Descriptors,
+        theirs: Descriptors,
+        peer: str,
+        notice: bytes,
+        backends: list[str],
     ) -> Handle:
         if peer not in self.peers:
             raise FakeError("NIXL_ERR_NOT_FOUND")
-        if not covered(self.memory, ours) or not covered(self.peers[peer][1], theirs):
+        if not ours.lie_in(self.memory) or not theirs.lie_in(self.peers[peer][1]):
             raise FakeError("NIXL_ERR_NOT_FOUND: not registered")
-        return Handle(op == "WRITE", ours, theirs, peer, notice)
+        return Handle(op == "WRITE", ours.rows, theirs.rows, peer, notice)
 
     def transfer(self, handle: Handle) -> str:
         return "PROC"

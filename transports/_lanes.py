@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,8 +23,7 @@ from hawk.transports._forks import ends_with_process
 from hawk.transports._threads import Crew, Latch, shut
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hawk.memory.region import I64, Region
     from hawk.transports._pieces import Piece
@@ -62,6 +62,37 @@ class Lane(ABC):
     @abstractmethod
     def _carry(self, sock: socket.socket, work: Work, piece: Piece) -> None:
         """Moves one piece.  Raises `AccessDenied`, or `OSError` when the connection is of no more use."""
+
+    def _call(self, host: str, port: int, greet: Callable[[socket.socket, tuple[object, ...]], None]) -> None:
+        """Opens the connection to the first address of a host that answers: what a `_connect` over TCP does.
+
+        `greet` is given a socket that is the lane's already, and the address to connect it to; it raises `OSError`
+        where another address may do better.  Raises what the last one did, and `PeerUnreachable` for a host that has
+        no address.
+        """
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except ValueError as error:  # how Python says that this can be no name of a host
+            raise PeerUnreachable("no name of a host", got=repr(host)) from error
+        last: OSError | None = None
+        try:
+            for family, kind, protocol, _, address in found:
+                try:
+                    sock = socket.socket(family, kind, protocol)
+                    self._adopt(sock)
+                    greet(sock, address)
+                except TimeoutError:  # the time is over for all of them
+                    raise
+                except OSError as error:
+                    if isinstance(error, PeerUnreachable) or self._interrupted:
+                        raise
+                    self._drop()
+                    last = error
+                else:
+                    return
+            raise last or PeerUnreachable("the host name means no address", got=host)
+        finally:
+            last = None  # it has this frame in its traceback
 
     def _drop(self) -> None:
         """Closes the connection."""

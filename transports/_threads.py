@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -41,6 +42,33 @@ def shut(sock: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class Wake:
+    """What ends another thread's wait in a selector: a descriptor, open between `open` and `close`, -1 otherwise."""
+
+    __slots__ = ("_lock", "fd")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.fd = -1
+
+    def open(self) -> None:
+        """Raises `OSError` where there is no descriptor to be had."""
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def ring(self) -> None:
+        """From any thread; without effect where it is closed, since its number may be another's by then."""
+        with self._lock:
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        """Once nobody waits for it any more.  Safe to call twice."""
+        with self._lock:
+            fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Crew:

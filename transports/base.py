@@ -91,6 +91,15 @@ class Link(ABC):
         del key, segments, regions
         return False
 
+    def into(self, gpu: int) -> bool:
+        """Whether `read` takes regions in memory of that GPU, as far as is known.
+
+        Should it find out that it cannot, it raises `RegistrationFailed` and does not say so again.  A transport that
+        always does says `Capabilities.into_gpus`, and nobody asks.
+        """
+        del gpu
+        return False
+
     @property
     @abstractmethod
     def broken(self) -> bool:

@@ -107,7 +107,9 @@ def transports(machine: Machine) -> Iterator[Finding]:
     survey = registry.survey()
     for name, verdict in survey.items():
         if verdict.ok:
-            yield ok(f"transport {name}", "can be used")
+            yield ok(
+                f"transport {name}", f"can be used; {verdict.reason}" if verdict.reason else "can be used"
+            )
         else:
             yield warn(f"transport {name}", verdict.reason, "Without it the others are used")
     if not any(verdict.ok for verdict in survey.values()):

@@ -1,7 +1,8 @@
 """Bytes on their way from memory of the host to a GPU's: chunks of the arena, and what comes for a target there.
 
 A transport that brings bytes to memory of the host alone brings those for a GPU's into locked buffers, a few MiB at a
-time; while one is filled the one before goes up, in one copy, and is dealt out to its places by a kernel.
+time; while one is filled the one before goes up, in one copy, and is dealt out to its places by a kernel.  One that may
+bring them to memory of the GPU brings long rows to their places, and short ones into the buffers' like on the GPU.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.errors import DeadlineExceeded, HawkError
+from hawk.errors import DeadlineExceeded, HawkError, RegistrationFailed
 from hawk.jobs.states import settle
-from hawk.memory.cuda import device
+from hawk.memory.cuda import DeviceRegion, device, needs_flush
 from hawk.memory.cuda_held import Held
 from hawk.memory.cuda_rows import Rows, most_rows
 from hawk.memory.cuda_wait import none_left
@@ -67,6 +68,7 @@ class _Slot:
     def __init__(self, there: CudaDevice) -> None:
         self._there = there
         self._host = self._room = self._stream = self._event = 0
+        self.flushes: bool | None = None
         self._rows: Rows | None = None
         try:
             with there.current() as driver:
@@ -75,23 +77,30 @@ class _Slot:
                 self._stream = driver.stream(low=False)
                 self._event = driver.event()
                 self._rows = Rows(there, driver, self._stream, most_rows(SLOT, _ROWS))
+                self.flushes = needs_flush(driver, there.number)
         except BaseException:
             self.close()
             raise
         bytes_there = (ctypes.c_uint8 * SLOT).from_address(self._host)
         self.region = Region(f"gpu{there.number}/landing", np.ctypeslib.as_array(bytes_there))
+        self.room = DeviceRegion(f"gpu{there.number}/landing-there", self._room, SLOT, there.number)
 
-    def up(self, piece: Piece, at: I64, bases: I64) -> None:
-        """Brings the piece, whose rows begin `at` these bytes of the buffer, to its places, and waits for that."""
+    def up(self, piece: Piece, at: I64, bases: I64, arrived: bool) -> None:
+        """Brings the piece, whose rows begin `at` these bytes of the buffer, to its places, and waits for that.
+
+        arrived    it is in the GPU's buffer already
+        """
         assert self._rows is not None
         target = bases[piece.region] + piece.local
         stream = self._stream
         with self._there.current() as driver, none_left(driver, stream, self._event):
-            if piece.total >= _LONG * len(at):
+            if arrived:
+                if self.flushes:
+                    driver.flush_writes()
+                calls: list[Call] = list(self._rows.calls(self._room + at, target, piece.nbytes))
+            elif piece.total >= _LONG * len(at):
                 columns = zip(target.tolist(), at.tolist(), piece.nbytes.tolist(), strict=True)
-                calls: list[Call] = [
-                    ("to_device", to, self._host + begin, n, stream) for to, begin, n in columns
-                ]
+                calls = [("to_device", to, self._host + begin, n, stream) for to, begin, n in columns]
             else:
                 calls = [("to_device", self._room, self._host, piece.total, stream)]
                 calls += self._rows.calls(self._room + at, target, piece.nbytes)
@@ -116,6 +125,7 @@ class Landings:
 
     def __init__(self) -> None:
         self._slots: dict[int, asyncio.Queue[_Slot]] = {}
+        self._flushes: dict[int, bool | None] = {}
         self._all: list[_Slot] = []
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="hawk-landing")
         self._opening = asyncio.Lock()
@@ -138,10 +148,11 @@ class Landings:
                         self._keep(gpu, work.result())
                     raise
                 self._keep(gpu, made)
-        return _Lifting(link, self._slots[gpu], self._pool)
+        return _Lifting(link, self._slots[gpu], self._pool, gpu, self._flushes[gpu])
 
     def _keep(self, gpu: int, made: list[_Slot]) -> None:
         self._all += made
+        self._flushes[gpu] = made[0].flushes
         queue = self._slots[gpu] = asyncio.Queue()
         for slot in made:
             queue.put_nowait(slot)
@@ -167,11 +178,26 @@ class Landings:
         self._slots.clear()
 
 
-class _Lifting(Link):
-    """Reads through another link into locked buffers and on to a GPU.  The other link is not its own to close."""
+def _flush(gpu: int) -> None:
+    with device(gpu).current() as driver:
+        driver.flush_writes()
 
-    def __init__(self, link: Link, slots: asyncio.Queue[_Slot], pool: ThreadPoolExecutor) -> None:
-        self._link, self._slots, self._pool = link, slots, pool
+
+class _Lifting(Link):
+    """Reads through another link into memory of a GPU.  The other link is not its own to close.
+
+    flushes    see `needs_flush`; a GPU that could not be made to see what came gets everything by way of the host
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        slots: asyncio.Queue[_Slot],
+        pool: ThreadPoolExecutor,
+        gpu: int,
+        flushes: bool | None,
+    ) -> None:
+        self._link, self._slots, self._pool, self._gpu, self._flushes = link, slots, pool, gpu, flushes
 
     async def read(
         self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
@@ -180,6 +206,42 @@ class _Lifting(Link):
         segments.check(regions)
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
+        if self._flushes is not None and self._link.into(self._gpu):
+            try:
+                if segments.total < _LONG * len(segments):
+                    await self._dealt(key, segments, regions, until, timeout, by_host=False)
+                else:
+                    await self._link.read(key, segments, regions, timeout=timeout)
+                    await self._see()
+            except RegistrationFailed:
+                if self._link.into(self._gpu):
+                    raise
+            else:
+                return
+        await self._dealt(key, segments, regions, until, timeout, by_host=True)
+
+    async def _see(self) -> None:
+        """Returns when the GPU sees what was written into its memory by others."""
+        if self._flushes:
+            work = asyncio.get_running_loop().run_in_executor(self._pool, _flush, self._gpu)
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                await settle(work)
+                raise
+
+    async def _dealt(
+        self,
+        key: bytes,
+        segments: Segments,
+        regions: Sequence[Region],
+        until: float,
+        timeout: float,
+        *,
+        by_host: bool,
+    ) -> None:
+        """By way of buffers: locked ones, or the GPU's own."""
+        loop = asyncio.get_running_loop()
         bases = np.asarray([region.address for region in regions], np.int64)
         rising: list[asyncio.Future[None]] = []
         try:
@@ -189,11 +251,12 @@ class _Lifting(Link):
                 rows = Segments(np.zeros(len(at), np.int32), at, piece.remote, piece.nbytes)
                 try:
                     left = max(until - loop.time(), 0.001)
-                    await self._link.read(key, rows, [slot.region], timeout=left)
+                    into = slot.region if by_host else slot.room
+                    await self._link.read(key, rows, [into], timeout=left)
                 except BaseException:
                     self._slots.put_nowait(slot)
                     raise
-                up = loop.run_in_executor(self._pool, slot.up, piece, at, bases)
+                up = loop.run_in_executor(self._pool, slot.up, piece, at, bases, not by_host)
                 up.add_done_callback(lambda _, slot=slot: self._slots.put_nowait(slot))  # type: ignore[misc]
                 rising.append(up)
                 for done in [each for each in rising if each.done()]:

@@ -49,7 +49,8 @@ MOVES_AT_ONCE, MOVED_AT_ONCE = 1 << 14, 256 << 20
 class DeviceRegion(Region):
     """A region in the memory of a GPU: it has an address, and no bytes that this process' processors could read."""
 
-    __slots__ = ("_address", "_gpu", "_nbytes", "_reached_by")
+    # Its owner lets go of it when the memory goes, which whoever registered it learns by a weak reference.
+    __slots__ = ("__weakref__", "_address", "_gpu", "_nbytes", "_reached_by")
 
     _address: int
     _reached_by: frozenset[int]
@@ -167,6 +168,16 @@ class CudaDevice:
             for told in list(self.on_lost):
                 told(error)
         return error
+
+
+def needs_flush(driver: Driver, number: int) -> bool | None:
+    """Whether what other devices write into a GPU's memory has to be flushed before it is seen there.
+
+    None where it has to be and nothing that the host can call does it.
+    """
+    if driver.attribute(number, Attribute.WRITES_ORDERING) >= ORDERED_FOR_OWNER:
+        return False
+    return True if driver.attribute(number, Attribute.FLUSH_OPTIONS) & FLUSH_BY_HOST else None
 
 
 _devices: dict[tuple[int, int], CudaDevice] = {}
@@ -305,12 +316,10 @@ class CudaMemory(Channels):
     def _export(self, driver: Driver, nbytes: int) -> None:
         """A dma-buf, where it can be made and what comes through it can be made visible."""
         number = self.device.number
-        ordering = driver.attribute(number, Attribute.WRITES_ORDERING)
-        options = driver.attribute(number, Attribute.FLUSH_OPTIONS)
-        self._flushes = ordering < ORDERED_FOR_OWNER
+        self._flushes = needs_flush(driver, number)
         if not driver.attribute(number, Attribute.DMABUF):
             self.why_no_dmabuf = "the driver exports no dma-bufs of this GPU's memory"
-        elif self._flushes and not options & FLUSH_BY_HOST:
+        elif self._flushes is None:
             # Bytes that came could be there and not be seen, and no call of ours would change that.
             self.why_no_dmabuf = "the GPU neither keeps a NIC's writes in order nor lets the host flush them"
         else:

@@ -19,6 +19,10 @@ from hawk.jobs.gpus import Gpus
 from hawk.memory import cuda_look
 from hawk.memory.cuda import CudaMemory, device
 from hawk.memory.region import ByteRanges
+from hawk.transports.base import Viability
+from hawk.transports.nixl import NixlTransport
+from hawk.transports.nixl._agent import NixlAgent
+from tests import fake_engines
 from tests.end_to_end import caches as c
 from tests.end_to_end.test_gpu import on_gpu
 from tests.end_to_end.test_other_clients import embedded
@@ -27,6 +31,7 @@ from tests.fake_cuda_parts import Kernels
 from tests.unit.retile.cuda.on_cpu import Kernels as Compiled
 
 OVER_CUDA = '[transport]\nprefer = ["cuda", "tcp"]\n'
+OVER_NIXL = '[transport]\nprefer = ["nixl", "tcp"]\n[transport.nixl]\n'
 OVER_TCP = '[transport]\nprefer = ["tcp"]\n'
 MEMORY = '[memory.npu0]\nkind = "cuda"\ngpu = 1\nchannels = 8\ncapacity = "6MiB"\nalignment = 64\n'
 SECOND = "[transport.cuda]\ngpu = 1\n"
@@ -107,6 +112,39 @@ async def test_a_request_goes_into_channels_on_a_gpu(
             assert await offer.ended() == "consumed"
         if OVER_CUDA in more and "verify" not in more and source != "host":
             assert ("to_host" in driver.counts) == (source == "far gpu"), "it goes by way of the host"
+        await target.release()
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ("gpu", "gpu = 0\n"),
+        ("gpu", 'direction = "push"\ntls = "tcp,cuda"\ngpu = 0\n'),
+        ("host", "gpu = 0\n"),
+        ("gpu", ""),
+    ],
+)
+async def test_a_request_goes_into_channels_on_a_gpu_over_nixl(
+    source: str,
+    more: str,
+    short_path: Path,
+    driver: FakeCuda,
+    kernels: Kernels,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = {"package": fake_engines, "gpus_why": lambda tls: ""}
+    monkeypatch.setattr(NixlTransport, "engine", lambda self: NixlAgent(self.config.tls, **made))
+    monkeypatch.setattr(NixlTransport, "probe", classmethod(lambda cls: Viability(True)))
+    host, spec = c.filled(), c.target_spec(channels=8, align=64)
+    async with scene(short_path, OVER_NIXL + more) as (hp, hd, target, pool):
+        cache = await hp.register(host if source == "host" else on_gpu(driver, host))
+        src, dst = c.tables(1, 0, 0, 500, src=host.spec, dst=spec)
+        offer = await hp.offer("r", cache, src, tokens=500)
+        ready = await hd.fetch(offer, into=target, blocks=dst, timeout="20s")
+        assert ready.transport == "nixl"
+        c.check(pool, spec, c.Moved(host, src, dst, 0, 500), guards=[pool])
+        if more and source == "gpu":
+            assert "to_host" not in driver.counts, "it went by way of the host"
         await target.release()
 
 

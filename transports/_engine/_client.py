@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hawk.errors import AccessDenied, PeerUnreachable
+from hawk.errors import AccessDenied
+from hawk.observe.log import get as get_log
 from hawk.transports import _copy, _pieces
-from hawk.transports._engine import _wire
+from hawk.transports._engine import _greeting, _places, _wire
 from hawk.transports._engine._guest import limit_send, tune
 from hawk.transports._engine._kept import Kept
 from hawk.transports._engine._pause import Pause
@@ -28,11 +29,12 @@ from hawk.transports._lanes import Lane, Work
 from hawk.transports._links import LanesLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from hawk.memory.region import U8, Region
+    from hawk.memory.region import I64, U8, Region
     from hawk.transports._engine._seam import Engine, Handle, Opener
     from hawk.transports._pieces import Piece
+log = get_log("hawk.transports.engine")
 
 _MOST_ROWS = 1 << 18
 """Rows in one piece: bounds how long its tables take to lay out."""
@@ -66,6 +68,9 @@ class Way:
     push: bool
 
 
+_NOBODY = _greeting.Welcome(0, 0, -1, False, False, b"")
+
+
 @dataclass(slots=True)
 class _Flight:
     """One chunk under way: its rows, where it arrives if not in their places, and what tells of its end."""
@@ -89,9 +94,8 @@ class EngineLane(Lane):
         self._kept = Kept()
         self._buffers: list[U8] = []
         self._peer: object | None = None
-        self._address = 0
-        self._nbytes = 0
-        self._pushed = False
+        self._welcome = _NOBODY
+        self.gpus = ""
         self._number = 0
         self._inbox = bytearray()
         self._verdicts: dict[int, int] = {}
@@ -101,85 +105,40 @@ class EngineLane(Lane):
 
     def _connect(self, deadline: float) -> None:
         engine = self._opened()
-        last: OSError | None = None
-        try:
-            found = socket.getaddrinfo(self._way.host, self._way.port, type=socket.SOCK_STREAM)
-        except ValueError as error:  # how Python says that this can be no name of a host
-            raise PeerUnreachable("no name of a host", got=repr(self._way.host)) from error
-        for family, kind, protocol, _, address in found:
-            try:
-                return self._connect_to(engine, socket.socket(family, kind, protocol), address, deadline)
-            except TimeoutError:
-                raise
-            except OSError as error:
-                if isinstance(error, PeerUnreachable) or self._interrupted:
-                    raise
-                self._drop()
-                last = error
-        raise last or PeerUnreachable("the host name means no address", got=self._way.host)
+        self._call(self._way.host, self._way.port, lambda sock, at: self._greet(engine, sock, at, deadline))
 
     def _opened(self) -> Engine:
         """The engine, made anew if the last one was closed, with buffers."""
         if self._engine is None:
             self._engine = self._opener()
             self._kept = Kept()
+            self.gpus = self.gpus or self._engine.gpus
         return self._engine
 
-    def _connect_to(
+    def _greet(
         self, engine: Engine, sock: socket.socket, address: tuple[object, ...], deadline: float
     ) -> None:
-        self._adopt(sock)
         tune(sock)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.connect(address)
-        asks = self._way.push and engine.pushes
         ours = b""
-        if asks:
+        if self._way.push and engine.pushes:
             for buffer in self._slots():
                 self._kept.knows(engine, buffer)
             ours = engine.description
             self._kept.news = False
-        hello = _wire.HELLO.pack(
-            _wire.HELLO_MAGIC, _wire.VERSION, self._way.token, _wire.PUSHES if asks else 0, len(ours)
-        )
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        sock.sendall(hello + ours)
-        welcome = self._exactly(sock, _wire.WELCOME.size)
-        if len(welcome) < _wire.WELCOME.size:
-            raise PeerUnreachable(
-                "whoever listens there turned us away",
-                peer=self.peer,
-                hint="The peer was restarted or another program has its port; its endpoint is out of date",
-            )
-        magic, status, self._address, self._nbytes, flags, length = _wire.WELCOME.unpack(welcome)
-        beyond = self._address + self._nbytes >= 1 << 63  # no address of a process is there
-        if magic != _wire.WELCOME_MAGIC or length > _wire.MAX_DESCRIPTION or beyond:
-            raise PeerUnreachable("whoever listens there speaks another protocol", peer=self.peer)
-        if status == _wire.FULL:
-            raise PeerUnreachable("the peer serves as many connections as it may", peer=self.peer)
-        if status != _wire.OK:
-            raise PeerUnreachable("the peer serves no arena", peer=self.peer)
-        theirs = self._exactly(sock, length)
-        if len(theirs) < length:
-            raise ConnectionResetError("the peer ended before it answered")
-        self._pushed = asks and bool(flags & _wire.PUSHES)
+        welcome = self._welcome = _greeting.greet(sock, self.peer, self._way.token, ours)
         stale, self._peer = self._peer, None
         if stale is not None:
             with contextlib.suppress(EngineFailed):
                 engine.part(stale)
-        if not self._pushed:
-            self._peer = engine.meet(theirs)
+        if not welcome.pushes:
+            self._peer = engine.meet(welcome.description)
         self._inbox.clear()
         sock.settimeout(None)
         # While chunks are under way nobody may cut the connection, so what is sent meanwhile has an end of its own.
         limit_send(sock, self._config.connect_timeout)
-
-    @staticmethod
-    def _exactly(sock: socket.socket, nbytes: int) -> bytes:
-        got = bytearray()
-        while len(got) < nbytes and (data := sock.recv(nbytes - len(got))):
-            got += data
-        return bytes(got)
 
     def _give_up(self) -> None:
         """Closes the engine: after that nothing lands, whatever was under way."""
@@ -205,7 +164,9 @@ class EngineLane(Lane):
         low, high = piece.low, piece.high
         if self._engine is None:
             raise EngineFailed("the engine was closed")
-        if high > self._nbytes or not (self._pushed or self._ask(sock, _wire.ENTER, low, high, work.key)):
+        self._take_in(sock, self._engine, work, piece)
+        pushed = self._welcome.pushes
+        if high > self._welcome.nbytes or not (pushed or self._ask(sock, _wire.ENTER, low, high, work.key)):
             raise self._denied(low, high)
         # From here until we have left, the connection must stand: its end tells the server that we are out.
         with self._guard:
@@ -225,8 +186,22 @@ class EngineLane(Lane):
                 interrupted = self._interrupted
         if interrupted:
             raise ConnectionAbortedError("stopped")
-        if not self._pushed and not self._ask(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES)):
+        if not pushed and not self._ask(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES)):
             raise AccessDenied("the key was revoked during the read", peer=self.peer)
+
+    def _take_in(self, sock: socket.socket, engine: Engine, work: Work, piece: Piece) -> None:
+        """Sees to it that the engine knows the memory of GPUs that a piece goes into; raises `RegistrationFailed`."""
+        for region in _places.used(work, piece):
+            if region.gpu < 0:
+                continue
+            if self._welcome.pushes and not self._welcome.fills_gpus:
+                self.gpus = "the peer's version does not write into memory of GPUs"
+            elif not self.gpus and not self._kept.knows(engine, region):
+                self.gpus = "the engine does not take it"
+            elif not self.gpus and not self._told(sock):
+                self.gpus = "the peer cannot be told of so much memory"
+            if self.gpus:
+                raise _places.not_taken(region, self.gpus)
 
     def _denied(self, low: int, high: int) -> AccessDenied:
         return AccessDenied(
@@ -237,7 +212,7 @@ class EngineLane(Lane):
 
     def _ask(self, sock: socket.socket, op: int, low: int, high: int, key: bytes) -> bool:
         sock.sendall(_wire.REQUEST.pack(op, 0, 0, low, high, key))
-        answer = self._exactly(sock, _wire.VERDICT.size)
+        answer = _greeting.exactly(sock, _wire.VERDICT.size)
         if len(answer) < _wire.VERDICT.size:
             raise ConnectionResetError("the peer ended before it answered")
         return bool(_wire.VERDICT.unpack(answer)[0] == _wire.OK)
@@ -247,7 +222,12 @@ class EngineLane(Lane):
         flights: deque[_Flight] = deque()
         done = 0
         refused: AccessDenied | None = None
-        for turn, step in enumerate(_pieces.cut(piece, self._config.chunk, _wire.MAX_ROWS)):
+        steps = (
+            step
+            for part in _places.alike(work, piece)
+            for step in _pieces.cut(part, self._config.chunk, _wire.MAX_ROWS)
+        )
+        for turn, step in enumerate(steps):
             if len(flights) == _DEPTH:
                 done, refused = self._land(sock, work, flights.popleft(), done)
             if self._interrupted or refused is not None:
@@ -263,9 +243,12 @@ class EngineLane(Lane):
         engine = self._engine
         assert engine is not None
         rows = _pieces.join(step)
+        used = _places.used(work, rows)
+        gpu = used[0].gpu
         long = rows.total >= self._config.gather * len(rows.nbytes)
         buffer: U8 | None = None
-        if long and all(self._kept.knows(engine, r.array) for r in _used(work, rows)) and self._told(sock):
+        # Into memory of a GPU no processor could deal rows out; whoever reads there gives long ones.
+        if gpu >= 0 or (long and all(self._kept.knows(engine, r) for r in used) and self._told(sock)):
             local, remote, nbytes = work.bases[rows.region] + rows.local, rows.remote, rows.nbytes
         else:
             buffer = self._slots()[turn % _DEPTH]
@@ -275,17 +258,19 @@ class EngineLane(Lane):
             local = np.cumsum(nbytes) - nbytes + int(buffer.ctypes.data)
         self._number += 1
         flight = _Flight(rows, buffer, self._number, None)
-        if self._pushed:
+        if self._welcome.pushes:
             table = np.stack((remote, local, nbytes), axis=1).astype(_wire.ROW)
-            head = _wire.REQUEST.pack(_wire.PUSH, len(table), flight.number, low, high, work.key)
+            op = _wire.with_gpu(_wire.PUSH, gpu)
+            head = _wire.REQUEST.pack(op, len(table), flight.number, low, high, work.key)
             sock.sendall(head + table.tobytes())
         else:
-            flight.handle = engine.post(self._peer, False, local, remote + self._address, nbytes)
+            theirs, there = remote + self._welcome.address, self._welcome.gpu
+            flight.handle = engine.post(self._peer, False, local, theirs, nbytes, here=gpu, there=there)
         return flight
 
     def _told(self, sock: socket.socket) -> bool:
         """Tells who pushes of memory that it has not heard of; False where that does not go into a message."""
-        if not self._pushed or not self._kept.news:
+        if not self._welcome.pushes or not self._kept.news:
             return True
         assert self._engine is not None
         ours = self._engine.description
@@ -304,14 +289,15 @@ class EngineLane(Lane):
         """
         pause = Pause()
         until = 0.0
-        while not (self._pushed_yet(sock, flight) if self._pushed else self._read_yet(flight)):
+        pushed = self._welcome.pushes
+        while not (self._pushed_yet(sock, flight) if pushed else self._read_yet(flight)):
             pause.wait()
             if self._interrupted:
                 now = time.monotonic()
                 until = until or now + self._config.drain_timeout
                 if now > until:
                     raise EngineFailed("it did not end in time")
-        if self._pushed:
+        if pushed:
             status = self._verdicts.pop(flight.number)
             self._notices.discard(flight.number)
             if status == _wire.DENIED:
@@ -351,16 +337,28 @@ class EngineLane(Lane):
         return status is not None and (status != _wire.OK or flight.number in self._notices)
 
 
-def _used(work: Work, rows: Piece) -> list[Region]:
-    """The regions that these rows lie in."""
-    return [work.regions[i] for i in np.unique(rows.region).tolist()]
-
-
 class EngineLink(LanesLink):
     """Reads from one peer."""
 
     def __init__(
         self, name: str, config: Settings, way: Way, opener: Opener, on_step: Callable[[int], None]
     ) -> None:
-        lane = EngineLane(config, way, opener, on_step)
-        super().__init__(f"hawk-{name}-read", [lane], least=config.chunk, most=config.piece, rows=_MOST_ROWS)
+        self._lane = EngineLane(config, way, opener, on_step)
+        self._name, self._told = name, False
+        super().__init__(
+            f"hawk-{name}-read", [self._lane], least=config.chunk, most=config.piece, rows=_MOST_ROWS
+        )
+
+    def into(self, gpu: int) -> bool:
+        """See `Link.into`; the log says once why not."""
+        if (why := self._lane.gpus) and not self._told:
+            self._told = True
+            log.info("memory of GPUs is filled by way of the host", transport=self._name, gpu=gpu, reason=why)
+        return not why
+
+    def _bases(self, regions: Sequence[Region]) -> I64:
+        for region in regions:
+            if region.gpu >= 0 and self._lane.gpus:
+                raise _places.not_taken(region, self._lane.gpus)
+        of_host = iter(_pieces.bases([r for r in regions if r.gpu < 0]).tolist())
+        return np.asarray([r.address if r.gpu >= 0 else next(of_host) for r in regions], dtype=np.int64)

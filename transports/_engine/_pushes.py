@@ -50,8 +50,12 @@ class Pushes(Generic[Reader]):
         key: bytes,
         span: tuple[int, int],
         rows: I64,
+        gpu: int,
     ) -> int:
-        """Begins to write rows (offset, target address, bytes) that lie in `span`; `OK`, or the verdict at once."""
+        """Begins to write rows (offset, target address, bytes) that lie in `span`; `OK`, or the verdict at once.
+
+        gpu    the reader's GPU that the targets are memory of, or -1
+        """
         low, high = span
         offset, address, nbytes = rows[:, 0], rows[:, 1], rows[:, 2]
         inside = low < high and bool(((nbytes > 0) & (nbytes <= high - low)).all())
@@ -63,7 +67,14 @@ class Pushes(Generic[Reader]):
             return _wire.DENIED
         try:
             push.handle = engine.post(
-                peer, True, offset + region.address, address, nbytes, _wire.NOTICE.pack(number)
+                peer,
+                True,
+                offset + region.address,
+                address,
+                nbytes,
+                _wire.NOTICE.pack(number),
+                here=region.gpu,
+                there=gpu,
             )
         except OSError:
             self._grants.leave(push.held, push)

@@ -28,13 +28,18 @@ class Engine(ABC):
     """Whether its WRITEs can be used: posting does not wait, and `close` keeps a peer's from landing."""
 
     @property
+    def gpus(self) -> str:
+        """Why memory of GPUs cannot be registered, or nothing where it can."""
+        return "this engine is used for memory of the host alone"
+
+    @property
     @abstractmethod
     def description(self) -> bytes:
         """What a peer's `meet` needs, with everything that is registered now."""
 
     @abstractmethod
-    def register(self, address: int, nbytes: int) -> None:
-        """Makes memory usable on either side of a transfer."""
+    def register(self, address: int, nbytes: int, gpu: int = -1) -> None:
+        """Makes memory usable on either side of a transfer: a GPU's, by its number in this process, or the host's."""
 
     @abstractmethod
     def forget(self, address: int, nbytes: int) -> None:
@@ -50,11 +55,21 @@ class Engine(ABC):
 
     @abstractmethod
     def post(
-        self, peer: object, write: bool, local: I64, remote: I64, nbytes: I64, notice: bytes = b""
+        self,
+        peer: object,
+        write: bool,
+        local: I64,
+        remote: I64,
+        nbytes: I64,
+        notice: bytes = b"",
+        *,
+        here: int = -1,
+        there: int = -1,
     ) -> Handle:
         """Begins to READ (or WRITE) `nbytes[i]` bytes from `remote[i]` into `local[i]` (or the other way round).
 
-        notice    told to the peer's `notices` behind the last byte, where the engine knows such things
+        notice         told to the peer's `notices` behind the last byte, where the engine knows such things
+        here, there    the GPU that all of `local`, or of `remote`, is memory of, as its own process numbers it
         """
 
     @abstractmethod

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import errno
 import hmac
-import os
 import selectors
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ from hawk.transports._engine._pause import Pause
 from hawk.transports._engine._pushes import Pushes
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports._forks import ends_with_process
-from hawk.transports._threads import Crew, Latch
+from hawk.transports._threads import Crew, Latch, Wake
 
 if TYPE_CHECKING:
     from hawk.memory.region import Region
@@ -71,9 +69,8 @@ class Server:
         self._may_push = may_push
         self._opener = opener
         self._crew = Crew()
-        self._lock = threading.Lock()
         self._closing = False
-        self._wake = -1
+        self._wake = Wake()
         self._listener: socket.socket | None = None
         self._engine: Engine | None = None
         self._registered: Region | None = None
@@ -92,11 +89,11 @@ class Server:
         self.port = int(self._listener.getsockname()[1])
         started = Latch()
         try:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._wake.open()
             self._crew.start(f"hawk-{self._transport}-serve", lambda: self._run(started))
         except (OSError, RuntimeError) as error:
             self._listener.close()
-            self._clean_up()
+            self._wake.close()
             raise TransportError("cannot serve", transport=self._transport, got=error) from error
         try:
             await outlast(started.future)
@@ -133,23 +130,15 @@ class Server:
 
     async def close(self) -> None:
         """Closes every connection and then the engine: what was under way has ended."""
-        with self._lock:
-            self._closing = True
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        self._closing = True
+        self._wake.ring()
         await self._crew.join()
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        with self._lock:
-            wake, self._wake = self._wake, -1
-        if wake >= 0:
-            os.close(wake)
+        self._wake.close()
 
     # -- the thread ------------------------------------------------------------------------------------
 
     def _run(self, started: Latch) -> None:
-        listener, wake = self._listener, self._wake
+        listener, wake = self._listener, self._wake.fd
         assert listener is not None
         try:
             self._refusal = self._open_engine()
@@ -298,7 +287,8 @@ class Server:
             return self._greet(guest)
         if len(inbox) < _wire.REQUEST.size:
             return False
-        op, count, number, low, high, key = _wire.REQUEST.unpack_from(inbox)
+        word, count, number, low, high, key = _wire.REQUEST.unpack_from(inbox)
+        op, gpu = (word & 0xFFFF, _wire.gpu_of(word)) if word & 0xFFFF == _wire.PUSH else (word, -1)
         if op not in (_wire.PUSH, _wire.TELL):
             del inbox[: _wire.REQUEST.size]
             guest.outbox += _wire.VERDICT.pack(self._answer(guest, op, low, high, key), number)
@@ -316,7 +306,7 @@ class Server:
             raise _wire.BadWire("the engine has failed")
         if op == _wire.PUSH:
             rows = np.frombuffer(body, _wire.ROW).reshape(count, 3)
-            verdict = self._pushes.begin(engine, guest, guest.peer, number, key, (low, high), rows)
+            verdict = self._pushes.begin(engine, guest, guest.peer, number, key, (low, high), rows, gpu)
             if verdict != _wire.OK:
                 guest.outbox += _wire.VERDICT.pack(verdict, number)
         elif engine.meet(body) != guest.peer:
@@ -351,16 +341,16 @@ class Server:
         del inbox[:whole]
         guest.greeted = True
         engine, region = self._engine, self._grants.region
-        if region is None or engine is None:
+        if region is None or engine is None or (region.gpu >= 0 and not flags & _wire.GPUS):
             guest.outbox += _wire.WELCOME.pack(_wire.WELCOME_MAGIC, _wire.EMPTY, 0, 0, 0, 0)
             return True
         if region is not self._registered:
-            engine.register(region.address, region.nbytes)
+            engine.register(region.address, region.nbytes, region.gpu)
             self._registered = region
-        granted = 0
+        granted = _wire.with_gpu(_wire.GPUS, region.gpu)
         if flags & _wire.PUSHES and self._may_push and engine.pushes:
             guest.peer = engine.meet(description)
-            granted = _wire.PUSHES
+            granted |= _wire.PUSHES
         ours = engine.description
         guest.outbox += _wire.WELCOME.pack(
             _wire.WELCOME_MAGIC, _wire.OK, region.address, region.nbytes, granted, len(ours)

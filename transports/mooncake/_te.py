@@ -98,8 +98,10 @@ class MooncakeEngine(Engine):
         if code != 0:
             raise EngineFailed(f"the memory cannot be registered: {code}")
 
-    def register(self, address: int, nbytes: int) -> None:
+    def register(self, address: int, nbytes: int, gpu: int = -1) -> None:
         """See `Engine.register`."""
+        if gpu >= 0:
+            raise EngineFailed(f"memory of cuda:{gpu} cannot be registered: {self.gpus}")
         if self._registered.get(address) != nbytes:
             self._register(address, nbytes)
             self._registered[address] = nbytes
@@ -123,11 +125,20 @@ class MooncakeEngine(Engine):
         """See `Engine.part`: there is nothing that stands between transfers."""
 
     def post(
-        self, peer: object, write: bool, local: I64, remote: I64, nbytes: I64, notice: bytes = b""
+        self,
+        peer: object,
+        write: bool,
+        local: I64,
+        remote: I64,
+        nbytes: I64,
+        notice: bytes = b"",
+        *,
+        here: int = -1,
+        there: int = -1,
     ) -> Handle:
         """See `Engine.post`."""
-        if write or notice:
-            raise EngineFailed("this engine is not used for writing")
+        if write or notice or here >= 0 or there >= 0:
+            raise EngineFailed("this engine is not used for writing, nor for memory of GPUs")
         transfer = _Transfer(str(peer), local.tolist(), remote.tolist(), nbytes.tolist())
         self._transfers.append(transfer)
         self._submit(transfer)

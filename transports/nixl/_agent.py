@@ -20,9 +20,10 @@ import numpy as np
 
 from hawk.errors import NotViable, install
 from hawk.transports._engine._seam import Engine, EngineFailed
+from hawk.transports.nixl import _vram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hawk.memory.region import I64
     from hawk.transports._engine._seam import Handle
@@ -74,6 +75,11 @@ def _told(what: str) -> Iterator[None]:
         raise EngineFailed(f"{what}: {type(error).__name__} {error}") from error
 
 
+def _kind(gpu: int) -> str:
+    """What NIXL calls the kind of memory; which GPU's it is, is a column of its descriptors."""
+    return "DRAM" if gpu < 0 else "VRAM"
+
+
 def _release(handle: Any) -> None:
     """Gives back what NIXL holds for a transfer whose peer is parted with."""
     with contextlib.suppress(Exception):
@@ -84,12 +90,20 @@ def _release(handle: Any) -> None:
 class NixlAgent(Engine):
     """One agent; `tls` and `ucx` as in `NixlConfig`.
 
-    package    what stands for NIXL's; for tests
+    package     what stands for NIXL's; for tests
+    gpus_why    what says of `tls` why memory of GPUs cannot be registered; for tests
     """
 
     pushes: ClassVar[bool] = True
 
-    def __init__(self, tls: str = "", ucx: Sequence[str] = (), *, package: Any = None) -> None:
+    def __init__(
+        self,
+        tls: str = "",
+        ucx: Sequence[str] = (),
+        *,
+        package: Any = None,
+        gpus_why: Callable[[str], str] = _vram.why_not,
+    ) -> None:
         package = package or load()
         settings = [f"TLS={tls}"] if tls else []
         chosen = {"engine_config": ",".join([*settings, *ucx])} if settings or ucx else {}
@@ -101,10 +115,18 @@ class NixlAgent(Engine):
             self._agent.create_backend(_BACK_END, chosen)
         if _BACK_END not in self._agent.backends:
             raise EngineFailed(f"NIXL has no back end {_BACK_END}")
+        self._gpus_why = gpus_why(tls)
+        self._gpu = -1
+        """One of those whose memory is registered: UCX copies by its context whenever it gets on."""
         self._registered: dict[tuple[int, int], Any] = {}
         self._peers: set[str] = set()
         self._under_way: dict[Any, str] = {}  # and whom it is with
         self._failed: dict[Any, str] = {}
+
+    @property
+    def gpus(self) -> str:
+        """See `Engine.gpus`."""
+        return self._gpus_why
 
     @property
     def description(self) -> bytes:
@@ -112,14 +134,17 @@ class NixlAgent(Engine):
         with _told("no metadata"):
             return bytes(self._agent.get_agent_metadata())
 
-    def register(self, address: int, nbytes: int) -> None:
+    def register(self, address: int, nbytes: int, gpu: int = -1) -> None:
         """See `Engine.register`."""
         if (address, nbytes) in self._registered:
             return
-        with _told("the memory cannot be registered"):
+        if gpu >= 0 and self._gpus_why:
+            raise EngineFailed(f"memory of cuda:{gpu} cannot be registered: {self._gpus_why}")
+        with _told("the memory cannot be registered"), _vram.current(gpu):
             self._registered[address, nbytes] = self._agent.register_memory(
-                [(address, nbytes, 0, "")], "DRAM", backends=[_BACK_END]
+                [(address, nbytes, max(gpu, 0), "")], _kind(gpu), backends=[_BACK_END]
             )
+        self._gpu = gpu if self._gpu < 0 else self._gpu
 
     def forget(self, address: int, nbytes: int) -> None:
         """See `Engine.forget`."""
@@ -159,17 +184,27 @@ class NixlAgent(Engine):
             _release(handle)
 
     def post(
-        self, peer: object, write: bool, local: I64, remote: I64, nbytes: I64, notice: bytes = b""
+        self,
+        peer: object,
+        write: bool,
+        local: I64,
+        remote: I64,
+        nbytes: I64,
+        notice: bytes = b"",
+        *,
+        here: int = -1,
+        there: int = -1,
     ) -> Handle:
         """See `Engine.post`."""
         ours, theirs = (np.zeros((len(nbytes), 3), np.uint64) for _ in range(2))
         ours[:, 0], theirs[:, 0] = local, remote
         ours[:, 1] = theirs[:, 1] = nbytes
-        with _told("a transfer cannot begin"):
+        ours[:, 2], theirs[:, 2] = max(here, 0), max(there, 0)
+        with _told("a transfer cannot begin"), _vram.current(self._gpu if here < 0 else here):
             handle = self._agent.initialize_xfer(
                 "WRITE" if write else "READ",
-                self._agent.get_xfer_descs(ours, "DRAM"),
-                self._agent.get_xfer_descs(theirs, "DRAM"),
+                self._agent.get_xfer_descs(ours, _kind(here)),
+                self._agent.get_xfer_descs(theirs, _kind(there)),
                 str(peer),
                 notice,
                 backends=[_BACK_END],
@@ -187,7 +222,7 @@ class NixlAgent(Engine):
 
     def poll(self, handle: Any) -> bool:
         """See `Engine.poll`."""
-        with _told("a transfer failed"):
+        with _told("a transfer failed"), _vram.current(self._gpu):
             state = ""
             try:
                 state = self._agent.check_xfer_state(handle)
@@ -204,7 +239,7 @@ class NixlAgent(Engine):
 
     def notices(self) -> list[bytes]:
         """See `Engine.notices`."""
-        with _told("the agent cannot get on"):
+        with _told("the agent cannot get on"), _vram.current(self._gpu):
             return [notice for told in self._agent.get_new_notifs([_BACK_END]).values() for notice in told]
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ class NixlConfig:
     ucx                further settings of UCX, as "NAME=VALUE" without the UCX_
     direction          who moves the bytes: "pull": the reader, by READs; "push": the sender, by WRITEs; "auto": the
                        sender, unless both are on one host; what is pushed takes two sides of which neither says "pull"
+    gpu                the GPU whose memory chunks are served from; -1: memory of the host
     chunk              bytes moved by one request of the engine; two are under way at a time
     piece              bytes moved under one entry at the server
     gather             rows shorter than this on average arrive in a buffer, and are dealt out from there
@@ -36,6 +37,7 @@ class NixlConfig:
     tls: str = ""
     ucx: tuple[str, ...] = ()
     direction: Literal["pull", "push", "auto"] = "auto"
+    gpu: int = -1
     chunk: Size = 8 << 20
     piece: Size = 64 << 20
     gather: Size = 64 << 10
@@ -47,6 +49,7 @@ class NixlConfig:
 
     def __post_init__(self) -> None:
         _checks.engine("transport.nixl", self)
+        _checks.whole("transport.nixl.gpu", self.gpu, -1, 1 << 16)
         _checks.choice("transport.nixl.direction", self.direction, ("pull", "push", "auto"))
         for entry in self.ucx:
             _checks.setting("transport.nixl.ucx", entry)

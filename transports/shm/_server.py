@@ -10,7 +10,6 @@ import os
 import selectors
 import socket
 import struct
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hawk.errors import TransportError
 from hawk.folders import TemporaryFolder
 from hawk.transports._forks import ends_with_process
-from hawk.transports._threads import Crew
+from hawk.transports._threads import Crew, Wake
 from hawk.transports.shm import _wire
 
 if TYPE_CHECKING:
@@ -61,9 +60,8 @@ class Server:
         self._grants = grants
         self._token = token
         self._crew = Crew()
-        self._lock = threading.Lock()
         self._closing = False
-        self._wake = -1
+        self._wake = Wake()
         self._folder: Path | None = None
         self._own_folder: TemporaryFolder | None = None
         self._listener: socket.socket | None = None
@@ -92,7 +90,7 @@ class Server:
             listener.bind(self.path)
             os.chmod(self.path, 0o600)
             listener.listen(128)
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._wake.open()
             self._listener = listener
             self._crew.start(f"hawk-{self.transport}-serve", self._run)
         except (OSError, RuntimeError, TransportError) as error:
@@ -135,18 +133,13 @@ class Server:
 
     async def close(self) -> None:
         """Closes every connection and removes the socket."""
-        with self._lock:
-            self._closing = True
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        self._closing = True
+        self._wake.ring()
         await self._crew.join()
         self._clean_up()
 
     def _clean_up(self) -> None:
-        with self._lock:
-            wake, self._wake = self._wake, -1
-        if wake >= 0:
-            os.close(wake)
+        self._wake.close()
         if self.path:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -157,7 +150,7 @@ class Server:
     # -- the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        listener, wake = self._listener, self._wake
+        listener, wake = self._listener, self._wake.fd
         assert listener is not None
         guests: dict[int, _Guest] = {}
         paused_until = 0.0

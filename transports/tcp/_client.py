@@ -50,28 +50,9 @@ class TcpLane(Lane):
         self._answer = bytearray(_wire.ANSWER.size)
 
     def _connect(self, deadline: float) -> None:
-        last: OSError | None = None
-        try:
-            found = socket.getaddrinfo(self._way.host, self._way.port, type=socket.SOCK_STREAM)
-        except ValueError as error:  # how Python says that this can be no name of a host
-            raise PeerUnreachable("no name of a host", got=repr(self._way.host)) from error
-        for family, kind, protocol, _, address in found:
-            try:
-                return self._connect_to(family, kind, protocol, address, deadline)
-            except TimeoutError:
-                raise
-            except OSError as error:
-                if isinstance(error, PeerUnreachable) or self._interrupted:
-                    raise
-                self._drop()
-                last = error
-        raise last or PeerUnreachable("the host name means no address", got=self._way.host)
+        self._call(self._way.host, self._way.port, lambda sock, at: self._greet(sock, at, deadline))
 
-    def _connect_to(
-        self, family: int, kind: int, protocol: int, address: tuple[object, ...], deadline: float
-    ) -> None:
-        sock = socket.socket(family, kind, protocol)
-        self._adopt(sock)
+    def _greet(self, sock: socket.socket, address: tuple[object, ...], deadline: float) -> None:
         _wire.tune(sock, self._config.socket_buffer)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         sock.connect(address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import os
 import selectors
 import socket
 import ssl
@@ -17,7 +16,7 @@ import numpy as np
 
 from hawk.errors import TransportError
 from hawk.transports._forks import ends_with_process
-from hawk.transports._threads import Crew, shut
+from hawk.transports._threads import Crew, Wake, shut
 from hawk.transports.tcp import _tls, _wire
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Server:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
-        self._wake = -1
+        self._wake = Wake()
         self._closing = False
         self.port = 0
 
@@ -78,14 +77,14 @@ class Server:
             listener.bind(address)
             listener.listen(1024)
             self.port = int(listener.getsockname()[1])
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._wake.open()
             self._listener = listener
             self._crew.start("hawk-tcp-door", self._keep_door)
         except (OSError, RuntimeError) as error:
             if listener is not None:
                 listener.close()
             self._listener = None
-            self._close_wake()
+            self._wake.close()
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             raise TransportError(
                 "the port is in use" if in_use else "cannot listen",
@@ -111,23 +110,16 @@ class Server:
         with self._lock:
             self._closing = True
             connections = list(self._connections)
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        self._wake.ring()
         for sock in connections:
             self.evict(sock)
         await self._crew.join()
-        self._close_wake()
-
-    def _close_wake(self) -> None:
-        with self._lock:
-            wake, self._wake = self._wake, -1
-        if wake >= 0:
-            os.close(wake)
+        self._wake.close()
 
     # -- the door --------------------------------------------------------------------------------------
 
     def _keep_door(self) -> None:
-        listener, wake = self._listener, self._wake
+        listener, wake = self._listener, self._wake.fd
         assert listener is not None
         strangers: dict[int, _Stranger] = {}  # in order of arrival, so of deadline too
         paused_until = 0.0

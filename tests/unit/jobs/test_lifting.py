@@ -13,6 +13,7 @@ from hawk.jobs import lifting
 from hawk.jobs.lifting import SLOTS, Landings, lift
 from hawk.memory import cuda_driver, scrub
 from hawk.memory.cuda import CudaMemory
+from hawk.memory.cuda_driver import Attribute
 from hawk.memory.region import ByteRanges, Moves, Region, Segments
 from hawk.transports.base import Capabilities, Link
 from tests.fake_cuda import FakeCuda
@@ -41,6 +42,7 @@ class Strict(FakeCuda):
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = Strict()
     monkeypatch.setattr(lifting, "SLOT", SIZE // 2)
+    monkeypatch.setattr(lifting, "_LONG", SIZE // 2)
     fake_rows(monkeypatch, fake)
     with cuda_driver.using(fake):
         yield fake
@@ -65,13 +67,42 @@ class Copying(Link):
         """Nothing to close."""
 
 
-async def _read(driver: FakeCuda, memory: CudaMemory, landings: Landings) -> None:
+class Straight(Copying):
+    """One that knows memory of GPUs, and is seen only after a flush."""
+
+    def __init__(self, driver: FakeCuda) -> None:
+        self._driver = driver
+        self.flushes = 0
+        self.straight = False
+
+    def into(self, gpu: int) -> bool:
+        return True
+
+    async def read(
+        self, key: bytes, segments: Segments, regions: Sequence[Region], *, timeout: float
+    ) -> None:
+        self.straight = all(r.gpu >= 0 for r in regions)
+        seen = [r if r.gpu < 0 else Region(r.name, self._driver.at(r.address, r.nbytes)) for r in regions]
+        await super().read(key, segments, seen, timeout=timeout)
+        self.flushes = self._driver.counts.get("flush_writes", 0)
+
+
+async def _read(
+    driver: FakeCuda, memory: CudaMemory, landings: Landings, link: Copying | None = None
+) -> None:
     for count in (1, SIZE // 1024):  # a copy, and the kernel
         each = SIZE // count
         rows = [(0, i * each, i * each, each) for i in range(count)]
-        link = await landings.through(Copying(), OVER_HOST, 0)
-        await link.read(b"", Segments.of(rows), memory.regions, timeout=10.0)
+        through = await landings.through(link or Copying(), OVER_HOST, 0)
+        await through.read(b"", Segments.of(rows), memory.regions, timeout=10.0)
+        if isinstance(link, Straight) and link.straight:
+            assert driver.counts["flush_writes"] > link.flushes, "the GPU may not see what arrived"
         assert np.array_equal(driver.at(memory.regions[0].address, SIZE), FAR)
+
+
+async def _read_straight(driver: FakeCuda, memory: CudaMemory, landings: Landings) -> None:
+    driver.attributes[Attribute.WRITES_ORDERING] = 0
+    await _read(driver, memory, landings, Straight(driver))
 
 
 async def _lift(driver: FakeCuda, memory: CudaMemory, landings: Landings) -> None:
@@ -95,7 +126,7 @@ async def _move(driver: FakeCuda, memory: CudaMemory, landings: Landings) -> Non
     assert np.array_equal(there[half:], FAR[:half])
 
 
-@pytest.mark.parametrize("what", [_read, _lift, _zero, _move])
+@pytest.mark.parametrize("what", [_read, _read_straight, _lift, _zero, _move])
 async def test_any_call_may_fail_once(driver: FakeCuda, what: Callable[..., object]) -> None:
     async def tried(call: str, at: int) -> dict[str, int]:
         landings, memory = Landings(), CudaMemory("gpu", capacity=SIZE)
@@ -146,3 +177,12 @@ async def test_whoever_is_cancelled_leaves_the_slots_to_the_next(driver: FakeCud
     await landings.through(Copying(), OVER_HOST, 0)
     assert driver.left()["streams"] == SLOTS
     landings.close()
+
+
+async def test_a_gpu_that_could_not_see_what_arrived_gets_all_by_way_of_the_host(driver: FakeCuda) -> None:
+    driver.attributes[Attribute.WRITES_ORDERING] = driver.attributes[Attribute.FLUSH_OPTIONS] = 0
+    landings, memory = Landings(), CudaMemory("gpu", capacity=SIZE)
+    await _read(driver, memory, landings, Straight(driver))
+    assert driver.counts["to_device"] > 0
+    landings.close()
+    memory.close()

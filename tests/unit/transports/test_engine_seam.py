@@ -87,10 +87,10 @@ class Counting(NixlAgent):
         super().forget(address, nbytes)
 
     def post(
-        self, peer: object, write: bool, local: Any, remote: Any, nbytes: Any, notice: bytes = b""
+        self, peer: object, write: bool, local: Any, remote: Any, nbytes: Any, *more: Any, **gpus: int
     ) -> Any:
         self.rows.append(len(nbytes))
-        return super().post(peer, write, local, remote, nbytes, notice)
+        return super().post(peer, write, local, remote, nbytes, *more, **gpus)
 
     def poll(self, handle: Any) -> bool:
         return not self.stalled.is_set() and super().poll(handle)
@@ -136,10 +136,10 @@ async def test_long_rows_go_straight_to_their_places(counting: type[Counting], d
 
 async def test_memory_that_the_engine_does_not_take_is_filled_by_way_of_a_buffer() -> None:
     class Picky(NixlAgent):
-        def register(self, address: int, nbytes: int) -> None:
+        def register(self, address: int, nbytes: int, gpu: int = -1) -> None:
             if nbytes == 8192 * 3:
                 raise EngineFailed("no such memory")
-            super().register(address, nbytes)
+            super().register(address, nbytes, gpu)
 
     def make() -> NixlAgent:
         return Picky("tcp", package=fake_engines)
@@ -243,7 +243,7 @@ async def test_rows_of_a_push_that_the_key_does_not_cover(offset: int, nbytes: i
         writer.write(_hello(bytes.fromhex(endpoint["token"]), _wire.PUSHES, len(told), told))
         welcome = _wire.WELCOME.unpack(await reader.readexactly(_wire.WELCOME.size))
         await reader.readexactly(welcome[5])
-        assert welcome[4] == _wire.PUSHES
+        assert welcome[4] & _wire.PUSHES
         rows = np.asarray(
             [[0, int(target.ctypes.data), 64], [offset, int(target.ctypes.data), nbytes]], _wire.ROW
         )
