@@ -119,7 +119,7 @@ async def test_a_request_goes_into_channels_on_a_gpu(
     ("source", "more"),
     [
         ("gpu", "gpu = 0\n"),
-        ("gpu", 'direction = "push"\ntls = "tcp,cuda"\ngpu = 0\n'),
+        ("gpu", 'direction = "push"\ntls = "tcp,cuda_copy"\ngpu = 0\n'),
         ("host", "gpu = 0\n"),
         ("gpu", ""),
     ],

@@ -38,7 +38,7 @@ log = get_log("hawk.transports.nixl")
 
 _ALIGNED = 256
 
-_SHARED = {"all", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem"}
+_SHARED = {"all", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem", "cuda", "cuda_ipc"}
 """Names in `tls` by which a process gets at another's memory without that one's doing, and so cannot be kept out."""
 
 
@@ -144,6 +144,7 @@ class NixlTransport(EngineTransport):
             return False
         # What writes into our memory must be kept from it by closing our end, should it neither finish nor answer.
         if endpoint.get("boot") == _machine.boot_id():
-            shares = not self.config.tls or bool(_SHARED & set(self.config.tls.split(",")))
+            tls = self.config.tls
+            shares = not tls or tls.startswith("^") or bool(_SHARED & set(tls.split(",")))
             return self.config.direction == "push" and not shares
         return True

@@ -27,6 +27,9 @@ async def test_who_pushes() -> None:
     assert asks("push", "tcp", same=True)
     assert not asks("push", "", same=True), "shared memory is written by a peer that nobody can stop"
     assert not asks("push", "cma,tcp", same=True)
+    assert not asks("push", "^ib", same=True)
+    assert not asks("push", "tcp,cuda", same=True), "memory of a GPU is shared as well"
+    assert asks("push", "tcp,cuda_copy", same=True)
 
 
 @pytest.mark.parametrize("name", ["nixl", "mooncake"])
