@@ -53,7 +53,15 @@ def steps(count: int) -> dict[str, list[str]]:
         "transfer": ["bench", "transfer", "--devices", f"cuda:0,{second}"],
     }
     if not missing(("nixl",)):
-        found["nixl"] = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "tests/device/test_nixl_vram.py"]
+        found["nixl"] = [
+            "-m",
+            "pytest",
+            "-q",
+            "-s",
+            "-p",
+            "no:cacheprovider",
+            "tests/device/test_nixl_vram.py",
+        ]
     if not missing(("torch",)):  # a prefill to be slowed is computed by it
         found["overlap"] = ["bench", "overlap"]
         if count > 1:
