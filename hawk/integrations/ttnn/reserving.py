@@ -63,10 +63,14 @@ def reserve(device: Any, nbytes: int) -> Reservation:
 
 def allocate(device: Any, shape: Sequence[int], codec: str, what: str) -> Any:
     """A tensor of tiles in interleaved DRAM, of each chip `shape`; raises `OutOfMemory`."""
+    return _allocated(device, shape, api.dtype(codec), api.library().TILE_LAYOUT, what)
+
+
+def _allocated(device: Any, shape: Sequence[int], dtype: Any, layout: Any, what: str) -> Any:
     ttnn = api.library()
     try:
         return ttnn.allocate_tensor_on_device(
-            ttnn.Shape(list(shape)), api.dtype(codec), ttnn.TILE_LAYOUT, device, ttnn.DRAM_MEMORY_CONFIG
+            ttnn.Shape(list(shape)), dtype, layout, device, ttnn.DRAM_MEMORY_CONFIG
         )
     except RuntimeError as fault:
         if "out of memory" not in str(fault).lower():
@@ -74,6 +78,12 @@ def allocate(device: Any, shape: Sequence[int], codec: str, what: str) -> Any:
         raise OutOfMemory(
             "ttnn has not that much DRAM left", field="nbytes", got=what, reason=_reason(fault)
         ) from fault
+
+
+def rows(device: Any, count: int, words: int, what: str) -> Any:
+    """A tensor `uint32[count, words]` in interleaved DRAM, a page for each row; raises `OutOfMemory`."""
+    ttnn = api.library()
+    return _allocated(device, (count, words), ttnn.uint32, ttnn.ROW_MAJOR_LAYOUT, what)
 
 
 def _reason(fault: RuntimeError) -> str:
