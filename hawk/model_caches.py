@@ -20,7 +20,7 @@ import numpy as np
 
 from hawk.arguments import instance
 from hawk.cache_spec import CacheSpec
-from hawk.errors import InvalidArgument
+from hawk.errors import InvalidArgument, LayoutError
 from hawk.models import load_model, one_table, read_tables
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ class ModelCache:
 
         layers    how many of the model's layers the cache holds, where it is not all of them or says so by its part
         """
+        instance(spec, CacheSpec, "spec", "a CacheSpec")
         held = layers or (self.model.layers if spec.part is None else len(spec.part.layers))
         for field, got, expected in (
             ("layers", spec.layers, held),
@@ -308,11 +309,35 @@ def _from_table(name: str, table: Mapping[str, Any], origin: str) -> ModelCache:
     )
     if made.request:
         made.check(made.request_spec(tokens=1))
-    for (
-        codec
-    ) in made.codecs:  # whether it is one, and whether the layout keeps K in the order that the table says
+    for size in made.block_sizes:
+        _check_block_size(made.choose(block_size=size), origin)
+    # Whether each codec is one, and whether the layout keeps K in the order that the table says.
+    for codec in made.codecs:
         made.check(made.choose(codec=codec).spec(blocks=1, tp_size=made.tp[0]))
     return made
+
+
+def _check_block_size(made: ModelCache, origin: str) -> None:
+    """Whether pages hold blocks of this size, and a request by itself has them one behind the other.
+
+    They are, if two blocks take as much of its layout as one of twice the size does: blocks that fill no whole number
+    of tiles leave gaps.
+    """
+    size = made.block_size
+    try:
+        made.check(made.spec(blocks=1, tp_size=made.tp[0]))
+        if made.request:
+            two = made.request_spec(2 * size).compile()
+            one = made.request_spec(size).replace(block_size=2 * size).compile()
+            if two.channel_bytes != one.channel_bytes:
+                raise LayoutError(f"{made.request} leaves gaps between blocks of {size} tokens")
+    except LayoutError as error:
+        raise InvalidArgument(
+            f"a layout cannot hold blocks of this size: {error.message}",
+            field=f"{origin}.block_sizes",
+            got=size,
+            expected="a size that layout and request have, such as a multiple of the rows of a tile",
+        ) from error
 
 
 def _positive(value: object) -> bool:

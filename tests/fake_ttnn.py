@@ -35,6 +35,19 @@ class Mesh:
         self.next = FIRST
         self.queue: list[Callable[[], None]] = []
         self.memory = [np.zeros((banks, bank_bytes), np.uint8) for _ in range(chips)]
+        self.grid = SimpleNamespace(x=8, y=9)
+
+    def view(self, chip: int, bank: int, address: int, nbytes: int) -> np.ndarray:
+        """Bytes of a bank by the addresses that programs have."""
+        assert FIRST <= address <= FIRST + self.bank_bytes - nbytes
+        return self.memory[chip][bank, address - FIRST : address - FIRST + nbytes]
+
+    def compute_with_storage_grid_size(self) -> SimpleNamespace:
+        return self.grid
+
+    def get_optimal_dram_bank_to_logical_worker_assignment(self, noc: int, place: Any) -> dict[int, Any]:
+        """In this grid two banks have the same."""
+        return {bank: SimpleNamespace(x=bank // 2 % 8, y=3) for bank in range(self.banks)}
 
     def finish(self) -> None:
         """Does what is on the queue, in order."""
@@ -67,13 +80,17 @@ class Tensor:
         self.dtype, self.layout, self.address, self._device = dtype, layout, address, device
         self.data = data
         parts = [] if data is None else [data]
-        if mesh_mapper is not None:
+        if mesh_mapper is not None and mesh_mapper[1] is None:
+            parts = [data] * mesh_mapper[0]
+        elif mesh_mapper is not None:
             parts = np.array_split(data, mesh_mapper[0], axis=mesh_mapper[1])
         self.shape = list(parts[0].shape) if parts else []
         self.shards = [
             reference.pages(np.ascontiguousarray(p).view(np.uint32), CODECS[dtype], False).reshape(-1)
             for p in (parts if dtype in CODECS else [])
         ]
+        if dtype == "uint32":
+            self.shards = [np.ascontiguousarray(p, np.uint32).view(np.uint8).reshape(-1) for p in parts]
 
     def host_buffer(self) -> Any:
         return SimpleNamespace(
@@ -99,19 +116,22 @@ class Tensor:
 
     @property
     def page(self) -> int:
+        if self.layout == "rows":
+            return self.shape[-1] * 4
         return reference.PAGE_BYTES[CODECS[self.dtype]]
 
     @property
     def pages(self) -> int:
         *rest, rows, columns = self.shape
+        if self.layout == "rows":
+            return math.prod(rest) * rows
         return math.prod(rest) * -(-rows // 32) * -(-columns // 32)
 
     def held(self, chip: int, page: int) -> np.ndarray:
         """The bytes of a page in the banks."""
         mesh = self._device
         bank, at = reference.bank(page, mesh.banks, self.page)
-        start = self.address - FIRST + at
-        return mesh.memory[chip][bank, start : start + self.page]
+        return mesh.view(chip, bank, self.address + at, self.page)
 
 
 def allocate(shape: list[int], dtype: str, layout: str, device: Mesh, config: Any) -> Tensor:
@@ -143,6 +163,19 @@ def _copy(host: Tensor, device: Tensor) -> None:
     for chip, shard in enumerate(host.shards):
         for i, page in enumerate(shard.reshape(-1, device.page)):
             device.held(chip, i)[:] = page
+
+
+def from_device(tensor: Tensor) -> Tensor:
+    """A host tensor of what the chips hold, behind all that is on the queue."""
+    mesh = tensor.device()
+    mesh.finish()
+    made = Tensor(None, tensor.dtype, tensor.layout)
+    made.shape = list(tensor.shape)
+    made.shards = [
+        np.concatenate([tensor.held(chip, page) for page in range(tensor.pages)])
+        for chip in range(len(mesh.memory))
+    ]
+    return made
 
 
 def paged_fill_cache(cache: Tensor, given: Tensor, page_table: Any, *, batch_idx: int = 0) -> None:
@@ -237,6 +270,7 @@ def library() -> ModuleType:
     parts: dict[str, Any] = {
         **{name: name for name in CODECS},
         "int32": "int32",
+        "uint32": "uint32",
         "TILE_LAYOUT": "tile",
         "ROW_MAJOR_LAYOUT": "rows",
         "Shape": list,
@@ -247,9 +281,12 @@ def library() -> ModuleType:
         "BufferType": SimpleNamespace(DRAM="dram"),
         "DRAM_MEMORY_CONFIG": SimpleNamespace(memory_layout="interleaved", buffer_type="dram"),
         "get_memory_view": lambda mesh, _: SimpleNamespace(
-            num_banks=mesh.banks, largest_contiguous_bytes_free_per_bank=FIRST + mesh.bank_bytes - mesh.next
+            num_banks=mesh.banks,
+            total_bytes_per_bank=mesh.bank_bytes,
+            largest_contiguous_bytes_free_per_bank=FIRST + mesh.bank_bytes - mesh.next,
         ),
         "get_dram_alignment": lambda: 64,
+        "device": SimpleNamespace(get_allocator_base_address=lambda mesh, _: FIRST),
         "shard_tensor_to_mesh_mapper": lambda mesh, dim: (len(mesh.memory), dim),
         "allocate_tensor_on_device": allocate,
         "narrow": narrow,

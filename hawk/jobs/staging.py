@@ -116,6 +116,7 @@ def weighed(
         move_support="none" if memory is None else memory.move_support.value,
         move_cost=0.0 if memory is None else memory.move_cost,
         move_row_cost=0.0 if memory is None else memory.move_row_cost,
+        move_call_cost=0.0 if memory is None else memory.move_call_cost,
         request_cost=capabilities.request_cost,
         bandwidth=capabilities.bandwidth,
         max_sge=capabilities.max_sge,

@@ -53,6 +53,8 @@ class Memory(ABC):
     """Seconds per byte that `move` costs, and"""
     move_row_cost: float = 5e-8
     """seconds per row of it: a host's memcpy unless the memory knows better."""
+    move_call_cost: float = 0.0
+    """Seconds that a call of `move` takes besides."""
     said: str = ""
     """How bytes get there, where there is more than one way: a line for people."""
 

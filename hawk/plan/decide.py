@@ -1,7 +1,8 @@
 """Direct or staged: which of the two costs less, by what transport and memory state about themselves.
 
     direct    bytes / bandwidth + requests * request_cost
-    staged    arena bytes / bandwidth + channels * request_cost + bytes * move_cost + moves * move_row_cost
+    staged    arena bytes / bandwidth + channels * request_cost
+              + bytes * move_cost + moves * move_row_cost + move_call_cost
 
 A request of a reader takes one stretch of the arena and scatters it over up to `max_sge` places; a request of
 a writer fills one place and gathers.  So a reader needs one request for every `max_sge` runs that follow each
@@ -10,6 +11,7 @@ other in the arena, a writer one for every run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -122,13 +124,15 @@ def decide(
     override: Override = "auto",
     direction: Direction = "read",
     move_row_cost: float = 0.0,
+    move_call_cost: float = 0.0,
     staging_region: I32 | None = None,
 ) -> Decision:
     """Chooses how a chunk is moved, and says why.
 
     placement         where the target cache lies; without it staging is taken to lie in the same regions
     move_support      `MoveSupport.value` of the target's memory
-    move_cost         seconds per byte moved inside a channel; `move_row_cost` seconds per move
+    move_cost         seconds per byte moved inside a channel, infinite where nobody has measured it; `move_row_cost`
+                      seconds per move, `move_call_cost` seconds for the moves of a chunk besides
     request_cost, bandwidth, max_sge    the transport's `Capabilities`
     override          what the config asks for
     direction         "read": the target pulls, a request scatters; "write": the source pushes, a request gathers
@@ -148,6 +152,7 @@ def decide(
         ("request_cost", request_cost, 0),
         ("move_cost", move_cost, 0),
         ("move_row_cost", move_row_cost, 0),
+        ("move_call_cost", move_call_cost, 0),
     ):
         if not value >= least:
             raise InvalidArgument(
@@ -167,10 +172,12 @@ def decide(
         return Decision("staged", "staged: the config asks for it")
     if obstacle:
         return Decision("direct", f"direct: {obstacle}")
+    if move_cost == math.inf:
+        return Decision("direct", "direct: what moving inside a channel costs was not measured")
     stats = statistics(target)
     requests = direct_requests(target, max_sge, direction)
     direct_cost = stats.nbytes / bandwidth + requests * request_cost
-    moving = stats.nbytes * move_cost + stats.runs * move_row_cost
+    moving = stats.nbytes * move_cost + stats.runs * move_row_cost + move_call_cost
     staged_cost = stats.arena_bytes / bandwidth + stats.channels_used * request_cost + moving
     mode: Literal["direct", "staged"] = "staged" if staged_cost < direct_cost else "direct"
     return Decision(

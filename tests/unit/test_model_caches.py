@@ -149,6 +149,29 @@ def test_a_file_of_ones_own(tmp_path):
         load_cache(str(tmp_path / "none.toml"))
 
 
+@pytest.mark.parametrize(("sizes", "wrong"), [("[64, 48]", 48), ("[16]", 16), ("[32, 33]", 33)])
+def test_blocks_that_a_request_by_itself_cannot_hold_are_refused_at_load(tmp_path, sizes, wrong):
+    own = tmp_path / "mine.toml"
+    text = """[mine]
+model = "llama-3.1-8b"
+layout = "tenstorrent/kv"
+request = "tenstorrent/contiguous"
+k_order = "meta"
+codecs = ["bfp8_b"]
+tp = [1]
+"""
+    own.write_text(f"{text}block_sizes = {sizes}\n")
+    with pytest.raises(InvalidArgument, match=rf"block_sizes.*gaps between blocks of {wrong} tokens"):
+        load_cache(str(own))
+    own.write_text(f"{text}block_sizes = [32, 96]\n")
+    assert load_cache(str(own)).block_sizes == (32, 96)
+
+
+def test_what_is_no_spec_is_refused_by_name():
+    with pytest.raises(InvalidArgument, match=r"spec: .*CacheSpec"):
+        load_cache("tt_transformers/llama-3.1-8b").check(None)
+
+
 def test_hawk_layout_caches_lists_them():
     said = CliRunner().invoke(layout, ["caches"])
     assert said.exit_code == 0, said.output

@@ -13,7 +13,7 @@
 // Moves may be done in any order, so no target may overlap a source or another target: the host has looked.
 //
 // While one batch of SLOTS moves is written the next one is read, and the list of the one after that.  So this core's
-// memory (circular buffer 0, of which nothing but the memory is used) holds three lists and two batches.
+// memory (circular buffer 0, of which nothing but the memory is used) holds two lists and two batches.
 #include <cstdint>
 
 #include "api/dataflow/dataflow_api.h"
@@ -38,7 +38,7 @@ uint32_t moves_of(uint32_t batch) {
 }
 
 volatile uint32_t* list_of(uint32_t batch) {
-    return reinterpret_cast<volatile uint32_t*>(static_cast<uintptr_t>(lists + batch % 3 * LIST));
+    return reinterpret_cast<volatile uint32_t*>(static_cast<uintptr_t>(lists + batch % 2 * LIST));
 }
 
 uint32_t slot_of(uint32_t batch, uint32_t i) { return slots + batch % 2 * BATCH + i * SLOT; }
@@ -48,7 +48,7 @@ void read_list(uint32_t batch) {
         return;
     }
     const uint32_t bytes = moves_of(batch) * WORDS * sizeof(uint32_t);
-    noc_async_read(get_noc_addr_from_bank_id<true>(bank, table + batch * LIST), lists + batch % 3 * LIST, bytes);
+    noc_async_read(get_noc_addr_from_bank_id<true>(bank, table + batch * LIST), lists + batch % 2 * LIST, bytes);
 }
 
 void read_batch(uint32_t batch) {
@@ -99,7 +99,7 @@ void kernel_main() {
     table = get_arg_val<uint32_t>(1);
     count = get_arg_val<uint32_t>(2);
     lists = (get_write_ptr(0) + ALIGN - 1) / ALIGN * ALIGN;
-    slots = lists + 3 * LIST;
+    slots = lists + 2 * LIST;
     read_list(0);
     noc_async_read_barrier();
     read_batch(0);

@@ -51,9 +51,8 @@ NEEDED = (
 )
 """What is called of ttnn besides `api.NEEDED`."""
 
-LISTS = 3
 HALVES = 2
-"""Lists of moves, and batches of moves, that a core's memory holds: see `move.cpp`."""
+"""Lists of moves, and batches of moved bytes, that a core's memory holds: one is written while the next is read."""
 
 
 class BankMover:
@@ -190,8 +189,7 @@ class BankMover:
                 processor=ttnn.DataMovementProcessor.RISCV_0, noc=ttnn.NOC.RISCV_0_default
             ),
         )
-        room = self._align + LISTS * shares.slots * MOVE_BYTES
-        room += HALVES * shares.slots * (shares.piece + self._align)
+        room = self._align + HALVES * shares.slots * (MOVE_BYTES + shares.piece + self._align)
         buffer = ttnn.CBDescriptor(
             total_size=room,
             core_ranges=self._set,

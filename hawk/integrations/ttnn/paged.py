@@ -11,7 +11,7 @@ from hawk.arguments import instance
 from hawk.errors import InvalidArgument
 from hawk.integrations.ttnn import api
 from hawk.integrations.ttnn.host import HostTensors
-from hawk.integrations.ttnn.reserving import allocate, banks, chips
+from hawk.integrations.ttnn.reserving import allocate, banks, bounds, chips
 from hawk.integrations.ttnn.tiles import tensor_shape
 from hawk.memory.tenstorrent import Reservation
 from hawk.model_caches import ModelCache, k_order, load_cache
@@ -144,12 +144,15 @@ class PagedCache:
                     expected=hex(before + compiled.channel_bytes),
                     hint="PagedCache.alloc makes them so",
                 )
+        lowest, highest = bounds(self.device)
         return Reservation(
             chips=self.chips,
             address=flat[0],
             nbytes=len(flat) * compiled.channel_bytes,
             banks=self.banks,
             alignment=int(api.library().get_dram_alignment()),
+            lowest=lowest,
+            highest=highest,
             holder=self.tensors if self._owner is None else self._owner,
         )
 

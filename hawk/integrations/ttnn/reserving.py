@@ -28,6 +28,13 @@ def chips(device: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in device.get_device_ids())
 
 
+def bounds(device: Any) -> tuple[int, int]:
+    """First address that ttnn's allocator deals out in each bank, and one past its last."""
+    ttnn = api.library()
+    first = int(ttnn.device.get_allocator_base_address(device, ttnn.BufferType.DRAM))
+    return first, first + int(ttnn.get_memory_view(device, ttnn.BufferType.DRAM).total_bytes_per_bank)
+
+
 def reserve(device: Any, nbytes: int) -> Reservation:
     """`nbytes` or a little more of every bank of every chip of `device`, out of ttnn's own allocator's way.
 
@@ -51,12 +58,15 @@ def reserve(device: Any, nbytes: int) -> Reservation:
     tensor = allocate(
         device, (tiles, 1, api.TILE, api.TILE), "bf16", f"{wanted} bytes of each of {count} banks"
     )
+    lowest, highest = bounds(device)
     return Reservation(
         chips=chips(device),
         address=int(tensor.buffer_address()),
         nbytes=wanted,
         banks=count,
         alignment=int(ttnn.get_dram_alignment()),
+        lowest=lowest,
+        highest=highest,
         holder=tensor,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hawk.errors import HawkMemoryError, InvalidArgument
-from hawk.memory.tenstorrent.reservation import require_aligned
+from hawk.memory.tenstorrent.reservation import require_aligned, require_inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 ALIGNMENTS = {"wormhole_b0": 32, "blackhole": 64}
 """Bytes that addresses in DRAM are multiples of, by the architecture that the driver names."""
+
+KEPT = {"wormhole_b0": (1 << 20, 0), "blackhole": (1 << 20, 16 << 20)}
+"""Bytes at the beginning and at the end of each bank that the software of a chip's maker keeps, by the architecture.
+
+What ttnn 0.81 deals out begins behind the first of these, and ends where the second begin (tt-metal's descriptions of
+the chips: `dram_view_size`).
+"""
+
+WHOLE = {"wormhole_b0": 2 << 30, "blackhole": 4 << 30}
+"""Bytes of a channel of such chips; of others the end that is kept is not known."""
 
 Core = tuple[int, int]
 """x and y of a core in translated coordinates, which is what windows and writes take."""
@@ -88,7 +98,8 @@ class Chip:
         """The banks of a reservation, having looked that it lies in them.
 
         Raises `InvalidArgument`, naming the field, for one of another chip, one that is not aligned as the chip is, or
-        one that would cross the end of a bank.
+        one that would cross the end of a bank or, where its allocator was not asked, has what the chip's own software
+        keeps at the beginning or the end of each.
         """
         if self.number not in reservation.chips:
             raise InvalidArgument(
@@ -106,4 +117,8 @@ class Chip:
                 got=f"{reservation.nbytes} bytes from {reservation.address:#x} on",
                 expected=f"at most {max(0, banks[0].nbytes - reservation.address)}: a bank has {banks[0].nbytes}",
             )
+        if self.channel_bytes == WHOLE.get(self.arch):
+            low, high = KEPT[self.arch]
+            low, high = reservation.lowest or low, reservation.highest or banks[0].nbytes - high
+            require_inside(reservation, low, high, "the chip's own software leaves")
         return banks

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import math
 import os
 import threading
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakSet
 
-from hawk.errors import DeviceDenied, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
+from hawk.errors import (
+    DeviceDenied,
+    DeviceReset,
+    HawkError,
+    HawkMemoryError,
+    InvalidArgument,
+    MissingDependency,
+)
 from hawk.memory.base import MoveSupport
 from hawk.memory.channels import Channels, settle
 from hawk.memory.region import ByteRanges
 from hawk.memory.tenstorrent import kmd, umd
+from hawk.memory.tenstorrent.claim import Claim
 from hawk.memory.tenstorrent.direct import DirectWay
 from hawk.memory.tenstorrent.driver import Driver
 from hawk.memory.tenstorrent.options import TenstorrentConfig
@@ -46,7 +55,8 @@ class Tenstorrent(Channels):
     reservation  of one chip: what the allocator's owner has set aside (`Reservation.of_chip`)
     config       how it is reached; its own figures of the reservation are not looked at
     chip         what is known of the chip; asked of its driver if None
-    mover        moves bytes on the chip, for staged plans; without one, only a shadow can be moved in
+    mover        moves bytes on the chip, for staged plans; without one, only a shadow can be moved in.  Its costs are
+                 read here, so measure them first (`hawk.integrations.ttnn.BankMover.measure`)
     pusher       writes the chip's memory into the host's, for caches that are sources
     calls, open_device   the seams to the kernel and to tt-umd, for tests
 
@@ -56,8 +66,8 @@ class Tenstorrent(Channels):
     said         one line of all that
 
     The constructor blocks while windows are taken or the shadow is filled.  Raises `InvalidArgument` where another
-    memory of this process has a part of the reservation (other processes' are not seen), and what the way that was
-    asked for raises, the last one's where none goes; nothing stays open then.
+    memory of this process or another process of this machine has a part of the reservation (`Claim`), and what the way
+    that was asked for raises, the last one's where none goes; nothing stays open then.
     """
 
     kind: ClassVar[str] = "tenstorrent"
@@ -93,11 +103,15 @@ class Tenstorrent(Channels):
         self.reservation = reservation
         self.why_not: dict[str, str] = {}
         self._moves_there = mover
+        self._lost = ""
+        self._claim: Claim | None = None
         self.name = name
         with contextlib.ExitStack() as undo:
             if calls is None and open_device is None and not config.simulator:
                 self._alone()
                 undo.callback(_over.discard, self)
+                self._claim = Claim(kmd.path_of(number), reservation, name)
+                undo.callback(self._claim.close)
             way = self._taken(name, chip)
             undo.callback(way.close)
             super().__init__(
@@ -111,6 +125,7 @@ class Tenstorrent(Channels):
             self.way = way.name
             if mover is not None and self.way != "host":  # the shadow is moved in by the host's cores
                 self.move_cost, self.move_row_cost = mover.cost, mover.row_cost
+                self.move_call_cost = getattr(mover, "call_cost", 0.0)
             self._pusher = pusher
             self._pinned: Pinned | None = None
             self.back = self._way_back(name)
@@ -244,13 +259,29 @@ class Tenstorrent(Channels):
             "tt-umd": "; sources are read by tt-umd",
             "window": "; sources are read through the windows, slowly",
         }[self.back]
+        if self.way != "host":
+            text += f"; {self._told_of_moves()}"
         return text + "".join(f"; not by {name}: {why}" for name, why in self.why_not.items())
+
+    def _told_of_moves(self) -> str:
+        if self._moves_there is None:
+            return "nothing moves bytes inside its banks, so plans are direct"
+        if self.move_cost == math.inf:
+            return "the chip's moves inside its banks were not measured, so plans are direct"
+        return f"the chip moves bytes inside its banks, {self.move_cost:.2g} s a byte"
 
     # -- what every memory does ------------------------------------------------------------------------------
 
     async def flush(self, ranges: ByteRanges) -> None:
         """Makes what was written readable by the chip: see `DirectWay.flush` and `StagedWay.flush`."""
         self._check_ranges(ranges)
+        if self._lost:
+            raise DeviceReset(
+                "a program of the chip's did not end, and may still write",
+                field=f"memory.{self.name}",
+                got=self._lost,
+                hint="Reset the chip, and start engine and agent anew",
+            )
         if len(ranges):
             await self._apart(self._way.flush, ranges if self.way == "host" else ranges.spans())
 
@@ -282,7 +313,10 @@ class Tenstorrent(Channels):
         return MoveSupport.HOST if self.way == "host" else MoveSupport.NONE
 
     async def move(self, moves: Moves) -> None:
-        """See `Memory.move`; before the chip moves bytes, what was written there is flushed."""
+        """See `Memory.move`; before the chip moves bytes, what was written there is flushed.
+
+        After a program that did not end, which may write whenever it goes on, no flush succeeds any more.
+        """
         if self.move_support is not MoveSupport.DEVICE:
             await super().move(moves)
             return
@@ -291,7 +325,11 @@ class Tenstorrent(Channels):
         self._check("moves", moves.channel, moves.target, moves.nbytes)
         if len(moves):
             await self.flush(_sources(moves))
-            await _to_its_end(self._moves_there(moves))
+            try:
+                await _to_its_end(self._moves_there(moves))
+            except DeviceReset as error:
+                self._lost = str(error)
+                raise
 
     @property
     def counts(self) -> dict[str, int]:
@@ -313,6 +351,8 @@ class Tenstorrent(Channels):
         if self._pinned is not None:
             self._pinned.close()
         self._way.close()
+        if self._claim is not None:
+            self._claim.close()
         _over.discard(self)
 
 

@@ -43,6 +43,20 @@ class TenstorrentConfig:
         default=0,
         metadata={"help": "which chip: N of `/dev/tenstorrent/N`", "minimum": 0, "maximum": MAX_CHIP},
     )
+    lowest: Address = field(
+        default=0,
+        metadata={
+            "help": "first address that the chip's allocator deals out; 0: as is known of the chip",
+            "maximum": MAX_BANK_BYTES - 1,
+        },
+    )
+    highest: Address = field(
+        default=0,
+        metadata={
+            "help": "one past the last address that it deals out; 0: as is known of the chip",
+            "maximum": MAX_BANK_BYTES,
+        },
+    )
     way: Way = field(
         default="auto",
         metadata={"help": "windows for network cards, a shadow in the host's memory, or the best there is"},
@@ -102,4 +116,6 @@ class TenstorrentConfig:
 
     def reservation(self) -> Reservation:
         """What the table reserves."""
-        return Reservation((self.chip,), self.address, self.nbytes, self.banks)
+        return Reservation(
+            (self.chip,), self.address, self.nbytes, self.banks, lowest=self.lowest, highest=self.highest
+        )

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 class Mover(Protocol):
     """Moves bytes inside banks on the chip itself; whoever owns the chip's programs has one.
 
-    cost, row_cost   seconds a byte and a row, as `Memory.move_cost` and `move_row_cost`
+    cost, row_cost   seconds a byte and a row, as `Memory.move_cost` and `move_row_cost`: measured ones.  A cost that is
+                     infinite says that nobody has, and leaves plans direct
+    call_cost        seconds that a call takes besides, where it has that; as `Memory.move_call_cost`
+
+    One that raises `DeviceReset` may still write: the memory gives up for good then.
     """
 
     cost: float

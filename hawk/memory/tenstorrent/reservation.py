@@ -25,6 +25,8 @@ class Reservation:
     nbytes     bytes of each bank
     banks      interleaved banks that the allocator deals pages over
     alignment  bytes that `address` and `nbytes` are multiples of; 0 for the chip's own (64 or 32)
+    lowest     first address that the allocator deals out in each bank, and
+    highest    one past its last; 0 where nobody asked it, which leaves what is known of the chip (`Chip.check`)
     holder     whatever keeps the range reserved, such as the tensor that it was taken by; never looked at
 
     Made from a config table, or by whoever owns the allocator.  HAWK writes nowhere else on the chip.
@@ -36,9 +38,11 @@ class Reservation:
     banks: int
     alignment: int = 0
     holder: object = field(default=None, compare=False, repr=False)
+    lowest: int = field(default=0, kw_only=True)
+    highest: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("address", "nbytes", "banks", "alignment"):
+        for name in ("address", "nbytes", "banks", "alignment", "lowest", "highest"):
             if not _whole(getattr(self, name)):
                 _wrong(name, repr(getattr(self, name)), "a whole number")
         given: object = self.chips
@@ -58,6 +62,8 @@ class Reservation:
             _wrong("alignment", self.alignment, "a power of two, or 0 for the chip's own")
         if self.alignment:
             require_aligned(self, self.alignment)
+        if self.lowest or self.highest:
+            require_inside(self, self.lowest, self.highest or MAX_BANK_BYTES, "the allocator deals out")
 
     @property
     def end(self) -> int:
@@ -97,6 +103,21 @@ def require_aligned(reservation: Reservation, alignment: int) -> None:
                 field=f"reservation.{name}",
                 got=hex(value),
                 expected=f"a multiple of {alignment}",
+            )
+
+
+def require_inside(reservation: Reservation, lowest: int, highest: int, whose: str) -> None:
+    """Raises `InvalidArgument` unless all of it lies from `lowest` on and before `highest`, bank-local addresses."""
+    for name, value, fits in (
+        ("address", hex(reservation.address), reservation.address >= lowest),
+        ("nbytes", f"{reservation.nbytes} bytes up to {reservation.end:#x}", reservation.end <= highest),
+    ):
+        if not fits:
+            raise InvalidArgument(
+                "the reservation has memory that is kept for others",
+                field=f"reservation.{name}",
+                got=value,
+                expected=f"within {lowest:#x} to {highest:#x} of each bank, which is what {whose}",
             )
 
 

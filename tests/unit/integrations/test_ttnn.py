@@ -228,6 +228,7 @@ def test_a_reservation_is_where_the_tensors_are(ttnn):
     held = cache.reservation()
     each = 4 * 8 * 8 // 8 * 1088
     assert (held.address, held.nbytes, held.banks, held.chips) == (fake_ttnn.FIRST, 4 * each, 8, (0,))
+    assert (held.lowest, held.highest) == (fake_ttnn.FIRST, fake_ttnn.FIRST + mesh.bank_bytes)
     assert [a for pair in cache.addresses for a in pair] == [held.address + i * each for i in range(4)]
 
     layout = cache.specs[0].compile()
@@ -331,7 +332,8 @@ def test_tensors_of_another_model_are_not_filled_in(ttnn):
 def test_a_reservation_of_nothing_but_memory(ttnn):
     mesh = fake_ttnn.Mesh(banks=7)
     first = reserve(mesh, 5000)
-    assert first == Reservation((0,), fake_ttnn.FIRST, 6144, 7, 64)
+    bounds = {"lowest": fake_ttnn.FIRST, "highest": fake_ttnn.FIRST + mesh.bank_bytes}
+    assert first == Reservation((0,), fake_ttnn.FIRST, 6144, 7, 64, **bounds)
     assert reserve(mesh, 1).address == first.end
     with pytest.raises(OutOfMemory) as caught:
         reserve(mesh, mesh.bank_bytes)

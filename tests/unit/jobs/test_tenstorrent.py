@@ -1,11 +1,16 @@
 """A whole job in one process into a chip that takes what was written only once somebody read behind it."""
 
+import math
+
 import numpy as np
 import pytest
 
 from hawk.errors import DeviceReset
+from hawk.integrations.ttnn import BankMover
 from hawk.memory.region import ByteRanges
 from hawk.memory.tenstorrent import Reservation, Tenstorrent, TenstorrentConfig
+from tests import fake_ttnn
+from tests import fake_ttnn_programs as programs
 from tests.end_to_end import caches as c
 from tests.fake_tenstorrent import MIB, FakeDevice, FakeKmd, chip
 from tests.unit.jobs import rig as rigs
@@ -91,6 +96,63 @@ async def test_every_byte_is_in_the_chip_when_the_job_is_ready(mode: str) -> Non
         assert counts["written_bytes"] >= 2 * c.LAYERS * rigs.TOKENS * c.HEADS * c.DIM * 2
         # Few: both blocks are apart, and each is one write a bank and plane; pages that follow each other were joined.
         assert counts["writes"] == 2 * 8 * 2 * c.LAYERS
+        await made.serving.idle()
+
+
+class MovingChip(WindowedChip):
+    """The same, and a stand-in for ttnn whose chip is this one moves bytes inside its banks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        npu = self
+
+        class Chip(fake_ttnn.Mesh):
+            def view(self, chip: int, bank: int, address: int, nbytes: int) -> np.ndarray:
+                inside = address - npu.BASE
+                if 0 <= inside < EACH:
+                    return npu.regions[bank].array[inside : inside + nbytes]
+                return super().view(chip, bank, address, nbytes)
+
+        self.mesh = Chip(banks=8, bank_bytes=MIB)
+        self.mover = BankMover(self.mesh, Reservation((0,), self.BASE, EACH, 8), slots=4, piece=512)
+        self._moves_there = self.mover
+        self.move_cost, self.move_row_cost = 1e-12, 1e-9
+
+    def close(self) -> None:
+        super().close()
+        self.mover.close()
+
+
+@pytest.mark.parametrize("measured", [True, False])
+async def test_staged_pages_are_moved_by_a_program_of_the_chips(
+    measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = programs.Programs()
+    lent.install(monkeypatch)
+    monkeypatch.setattr(rigs, "HoldingNpu", MovingChip)
+    async with rig(mode="staged" if measured else "auto") as made:
+        npu = made.npu
+        assert isinstance(npu, MovingChip)
+        if not measured:
+            npu.move_cost = math.inf
+        job = made.fetch(made.offer().claim)
+        await job.run()
+        made.check_bytes()
+        assert job.result.mode == ("staged" if measured else "direct")
+        assert bool(lent.seen) == measured
+        assert npu.mover.launched == len(lent.seen)
+        await made.serving.idle()
+
+
+async def test_a_move_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail."""
+    lent = programs.Programs(lambda *_: None)
+    lent.install(monkeypatch)
+    monkeypatch.setattr(rigs, "HoldingNpu", MovingChip)
+    async with rig(mode="staged") as made:
+        await made.fetch(made.offer().claim).run()
+        with pytest.raises(AssertionError):
+            made.check_bytes()
         await made.serving.idle()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -205,3 +207,12 @@ def test_explain_takes_the_table_and_refuses_what_cannot_be():
         explain(src, dst, selection, max_bytes=1)
     with pytest.raises(Unmappable):
         explain(load("vllm/nhd").compile(s.shape(**{**SHAPE, "heads": 4})), dst, selection)
+
+
+def test_moves_that_nobody_measured_are_not_made():
+    dear = {**COSTS, "request_cost": 1e-4, "max_sge": 1}
+    assert decide(chunk(SCATTERED), move_support="device", **dear).mode == "staged"
+    got = decide(chunk(SCATTERED), move_support="device", **{**dear, "move_cost": math.inf})
+    assert (got.mode, "not measured" in got.reason) == ("direct", True)
+    called = decide(chunk(SCATTERED), move_support="device", move_call_cost=10.0, **dear)
+    assert called.mode == "direct"

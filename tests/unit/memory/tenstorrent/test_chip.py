@@ -61,6 +61,28 @@ def test_a_reservation_is_held_against_the_chip() -> None:
     chip().check(reserved(0x100080, 4096 + 32, banks=8, alignment=32))
 
 
+@pytest.mark.parametrize(
+    ("described", "banks", "last"),
+    [
+        (chip(), 8, 4 * GIB - (16 << 20)),
+        (chip("wormhole_b0", channels=6, channel_bytes=2 * GIB), 12, GIB),
+    ],
+)
+def test_what_the_chips_own_software_keeps_is_nobodys(described: Chip, banks: int, last: int) -> None:
+    first = 1 << 20
+    described.check(reserved(first, last - first, banks))
+    with pytest.raises(InvalidArgument, match=rf"reservation\.address.*within 0x100000 to {last:#x}"):
+        described.check(reserved(first - 64, 4096, banks))
+    if last % GIB:
+        with pytest.raises(InvalidArgument, match=rf"reservation\.nbytes.*within 0x100000 to {last:#x}"):
+            described.check(reserved(last - 4096, 4096 + 64, banks))
+    # Its allocator knows better, of which the bank is the end even so.
+    asked = Reservation((0,), 0x80000, 4096, banks, lowest=0x80000, highest=last)
+    described.check(asked)
+    with pytest.raises(InvalidArgument, match="crosses the end of a bank"):
+        described.check(Reservation((0,), 0x80000, 4 * GIB, banks, lowest=0x80000, highest=8 * GIB))
+
+
 # -- what tt-umd says ------------------------------------------------------------------------------------------
 
 

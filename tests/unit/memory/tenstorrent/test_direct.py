@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import errno
 import gc
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -300,6 +301,41 @@ async def test_moves_are_the_chips_where_it_was_given_a_program_and_come_behind_
             await npu.move(Moves(one, np.asarray([0]), np.asarray([NBYTES]), np.asarray([64])))
     finally:
         npu.close()
+
+
+async def test_moves_are_dear_until_they_were_measured() -> None:
+    class Mover:
+        cost, row_cost, call_cost = math.inf, 0.0, 0.0
+
+        async def __call__(self, moves: Moves) -> None:
+            raise AssertionError
+
+    npu = made(FakeKmd(), mover=Mover())
+    assert "moves inside its banks were not measured, so plans are direct" in npu.said
+    npu.close()
+    Mover.cost, Mover.call_cost = 2e-11, 3e-4
+    npu = made(FakeKmd(), mover=Mover())
+    assert (npu.move_cost, npu.move_call_cost) == (2e-11, 3e-4)
+    assert "the chip moves bytes inside its banks, 2e-11 s a byte" in npu.said
+    npu.close()
+
+
+async def test_nothing_is_ready_after_a_program_that_did_not_end() -> None:
+    class Mover:
+        cost, row_cost = 1e-11, 2e-6
+
+        async def __call__(self, moves: Moves) -> None:
+            raise DeviceReset("the chip does not end the program", field="chip 0")
+
+    npu = made(FakeKmd(), mover=Mover())
+    await npu.flush(ranges((0, 0, 64)))
+    one = np.asarray([3], np.int32)
+    with pytest.raises(DeviceReset, match="does not end"):
+        await npu.move(Moves(one, np.asarray([0]), np.asarray([4096]), np.asarray([64])))
+    for _ in range(2):
+        with pytest.raises(DeviceReset, match=r"memory\.npu0: .*may still write"):
+            await npu.flush(ranges((0, 0, 64)))
+    npu.close()
 
 
 async def test_cancelled_moves_end_with_the_chips_program() -> None:

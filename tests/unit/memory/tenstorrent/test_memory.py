@@ -37,7 +37,7 @@ def test_windows_come_first() -> None:
     assert (
         npu.said
         == "chip 0 (blackhole): 8 banks, 1 MiB of each from 0x100080 on, straight through 8 windows; "
-        "sources are read through the windows, slowly"
+        "sources are read through the windows, slowly; nothing moves bytes inside its banks, so plans are direct"
     )
     assert device.closed == 1  # it was only asked
     npu.close()

@@ -15,6 +15,7 @@ def test_a_reservation_is_a_value() -> None:
     held = Reservation(**GOOD, holder=object())
     assert held == Reservation(**GOOD)
     assert (held.end, held.total) == (0x200080, 8 << 20)
+    Reservation(**GOOD, lowest=0x100080, highest=0x200080)
     assert pickle.loads(pickle.dumps(Reservation(**GOOD))) == held
 
 
@@ -47,6 +48,9 @@ def test_one_of_a_mesh() -> None:
         ({"chips": 0}, "chips"),
         ({"chips": ("0",)}, "chips"),
         ({"alignment": 256}, "address"),
+        ({"lowest": 0x1000C0}, "address"),
+        ({"highest": 0x200040}, "nbytes"),
+        ({"highest": "0x200080"}, "highest"),
         ({"alignment": 64, "nbytes": 100}, "nbytes"),
     ],
 )

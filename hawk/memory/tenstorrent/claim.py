@@ -1,0 +1,89 @@
+"""One writer for each byte of a chip: a lock on that range of the chip's device file, which every process sees.
+
+The kernel keeps such locks by open file and gives them up when that is closed, so also when the process ends, however
+it ends.  The device file itself is locked and not one beside it, for all who can use the chip can open it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hawk.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hawk.memory.tenstorrent.reservation import Reservation
+
+_FLOCK = "hhqqi4x"
+"""`struct flock`: kind, whence, start, length, process."""
+
+
+class Claim:
+    """A range of a chip that no other process, and no other claim of this one, may have; until `close`.
+
+    path   the chip's device file
+    field  names the memory in errors
+
+    Raises `InvalidArgument` where another has a part of it, which names the process where this user may know it.
+    Where the file cannot be opened nothing is claimed: whoever writes to the chip meets the same, and says so.
+    """
+
+    def __init__(self, path: str, reservation: Reservation, field: str) -> None:
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, reservation.address, reservation.nbytes, 0)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, wanted)
+        except OSError as error:
+            taken = None
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                taken = self._taken(wanted)
+            self.close()
+            if taken is None:
+                return
+            raise InvalidArgument(
+                "another process has a part of this reservation",
+                field=f"memory.{field}.address",
+                got=f"{reservation.address:#x} to {reservation.end:#x}",
+                expected=f"none of {taken}",
+                hint="End it, or reserve anew in the engine and give each agent a range of its own",
+            ) from error
+
+    def _taken(self, wanted: bytes) -> str:
+        """The range that stands in the way, and who has it."""
+        _, _, start, length, _ = struct.unpack(_FLOCK, fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wanted))
+        at = os.fstat(self._fd)
+        end = start + length - 1
+        mark = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino} {start} {end}"
+        text = f"{start:#x} to {start + length:#x}"
+        holders = sorted(set(_holders(mark)))
+        return f"{text}, which {' and '.join(holders)} has" if holders else text
+
+    def close(self) -> None:
+        """Gives the range up.  Safe to call twice."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _holders(mark: str) -> Iterator[str]:
+    """Processes with a lock that is written so, of those that this user may look into."""
+    for fdinfo in Path("/proc").glob("[0-9]*/fdinfo"):
+        with contextlib.suppress(OSError):
+            for file in fdinfo.iterdir():
+                with contextlib.suppress(OSError):
+                    lines = file.read_text().splitlines()
+                    if any(line.startswith("lock:") and line.endswith(mark) for line in lines):
+                        name = (fdinfo.parent / "comm").read_text().strip()
+                        yield f"process {fdinfo.parent.name} ({name})"
+                        break
