@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.ttnn import compiler
+
 HERE = Path(__file__).resolve().parent
 CHIPS = ("p150", "p100", "n150", "4xp150")
 """Descriptions of mock chips in `clusters`, ours: what a machine with such boards would find."""
@@ -57,3 +59,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What no mock chip can show."""
     if not os.environ.get("HAWK_TT_SIMULATOR"):
         terminalreporter.write_line("bank map: NOT CHECKED (HAWK_TT_SIMULATOR names no simulator's library)")
+    wanting = compiler.missing()
+    if wanting or not os.environ.get("HAWK_TT_SIMULATOR"):
+        terminalreporter.write_line(f"moves on a chip: NOT RUN ({wanting or 'no simulator'})")
