@@ -25,7 +25,7 @@ def test_configurations_are_read(tmp_path: Path) -> None:
 
 def test_what_the_engine_prints_is_the_table_of_its_reservation(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    mesh = Reservation((1, 0), 0x100080, 3 << 20, 8)
+    mesh = Reservation((1, 0), 0x100080, 3 << 20, 8, lowest=0x100080, highest=0xFF000000)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(program, {"cache": SimpleNamespace(reservation=lambda: mesh)})
