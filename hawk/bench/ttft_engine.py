@@ -104,6 +104,20 @@ def write_model(folder: Path, shape: dict[str, int]) -> None:
         initializer_range=0.2,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    write_tokenizer(folder, shape["vocabulary"])
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """A word for each token, `w7` for 7: servers want one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, **{f"w{i}": i for i in range(4, vocabulary)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
 
 
 def main(arguments: list[str]) -> None:

@@ -28,6 +28,21 @@ ANSWER = 120.0
 """Seconds that a request may take."""
 
 
+def surroundings(folder: Path, processors: frozenset[int]) -> dict[str, str]:
+    """An engine's environment: files in `folder`, threads that compute on `processors`, nothing asked of the net."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TMPDIR": str(folder),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(processors))),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+
+
 @dataclass
 class Process:
     """An engine in a process group of its own."""
@@ -42,19 +57,7 @@ class Process:
     def __enter__(self) -> Process:
         file = self.folder / f"{self.name}.json"
         file.write_text(json.dumps(self.spec))
-        bound = ",".join(map(str, sorted(self.processors)))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TMPDIR": str(self.folder),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": bound,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-            **self.environment,
-        }
+        environment = {**surroundings(self.folder, self.processors), **self.environment}
         self.log = self.folder / f"{self.name}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -327,3 +327,33 @@ def gpu(as_json: bool, **options: Any) -> None:
 def vllm(as_json: bool, **options: Any) -> None:
     """Time to the first token of pairs of vLLM engines on CPUs: HAWK, vLLM's own connectors, and one engine alone."""
     _bench("ttft", as_json, **options)
+
+
+@bench.command()
+@click.option("--python", help="Python with vLLM.  [default: HAWK_VLLM_PYTHON, or .venv-vllm of the clone]")
+@click.option(
+    "--fraction",
+    "fractions",
+    type=float,
+    multiple=True,
+    help="Load, as a part of what the prefill engine can do; may be given again.  [default: 0.2, 0.4, 0.6, 0.8]",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(10, 100_000),
+    help="Requests at each load; a tenth of them counts for nothing.  [default: 160]",
+)
+@click.option("--runs", type=click.IntRange(1, 1000), help="Single requests of each length.  [default: 5]")
+@click.option("--seed", type=click.IntRange(0), help="Of prompts, lengths and arrivals.  [default: 11]")
+@click.option(
+    "--again",
+    type=click.Path(exists=True, dir_okay=False),
+    help="JSON of an earlier run: nothing is measured, the simulator is asked anew.",
+)
+@click.option(
+    "--quick", is_flag=True, help="16 requests at two loads: does it work, not how well is it foretold."
+)
+@_json
+def serving(as_json: bool, **options: Any) -> None:
+    """A pair of vLLM engines on CPUs under Poisson load, beside what the simulator says of it from single requests."""
+    _bench("load", as_json, **options)

@@ -104,44 +104,50 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
 
 async def read_body(reader: asyncio.StreamReader, head: Head, *, answer: bool = False) -> bytes:
     """The whole body, whichever way its length is said; an answer's may last until the end.  Raises `BadFrame`."""
+    return b"".join([piece async for piece in pieces(reader, head, answer=answer)])
+
+
+async def pieces(reader: asyncio.StreamReader, head: Head, *, answer: bool = False) -> AsyncIterator[bytes]:
+    """A body's bytes as they come, none of them empty; for its length see `read_body`.  Raises `BadFrame`."""
+    left = BODY
     if "chunked" in head.headers.get("transfer-encoding", "").lower():
-        return await _chunks(reader)
+        while piece := await _chunk(reader, left):
+            left -= len(piece)
+            yield piece
+        return
     length = head.headers.get("content-length")
     if length is None:
-        return await _rest(reader) if answer else b""
+        while answer and (piece := await reader.read(_PIECE)):
+            left -= len(piece)
+            if left < 0:
+                raise BadFrame("the body is too long", field="http", expected=f"{BODY} bytes at most")
+            yield piece
+        return
     if not length.isdecimal() or int(length) > BODY:
         raise BadFrame(
             "no length of a bearable body", field="content-length", got=length, expected=f"0..{BODY}"
         )
-    return await reader.readexactly(int(length))
+    if int(length):
+        yield await reader.readexactly(int(length))
 
 
-async def _rest(reader: asyncio.StreamReader) -> bytes:
-    found = bytearray()
-    while piece := await reader.read(_PIECE):
-        found += piece
-        if len(found) > BODY:
-            raise BadFrame("the body is too long", field="http", expected=f"{BODY} bytes at most")
-    return bytes(found)
-
-
-async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    found = bytearray()
-    while True:
-        line = (await _line(reader)).split(b";")[0].strip()
-        try:
-            size = int(line, 16)
-        except ValueError:
-            raise BadFrame("no chunk", field="http", got=line[:20]) from None
-        if size < 0 or len(found) + size > BODY:
-            raise BadFrame("the body is too long", field="http", expected=f"{BODY} bytes at most")
-        if size == 0:
-            while (await _line(reader)).strip():
-                continue
-            return bytes(found)
-        found += await reader.readexactly(size)
-        if await reader.readexactly(2) != b"\r\n":
-            raise BadFrame("a chunk is longer than it says", field="http", expected=f"{size} bytes")
+async def _chunk(reader: asyncio.StreamReader, most: int) -> bytes:
+    """The next chunk, of `most` bytes at most; nothing after the last."""
+    line = (await _line(reader)).split(b";")[0].strip()
+    try:
+        size = int(line, 16)
+    except ValueError:
+        raise BadFrame("no chunk", field="http", got=line[:20]) from None
+    if not 0 <= size <= most:
+        raise BadFrame("the body is too long", field="http", expected=f"{BODY} bytes at most")
+    if size == 0:
+        while (await _line(reader)).strip():
+            continue
+        return b""
+    piece = await reader.readexactly(size)
+    if await reader.readexactly(2) != b"\r\n":
+        raise BadFrame("a chunk is longer than it says", field="http", expected=f"{size} bytes")
+    return piece
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

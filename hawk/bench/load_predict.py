@@ -1,0 +1,214 @@
+"""What the simulator says of the rates that were measured, when it knows single requests only.
+
+Two models.  *Apart*: each side is as quick as alone.  *Shared*: the sides take processors from each other.  How much,
+single requests beside others that decode have told: while decode is busy, a prefill takes `slowed("prefill")` times
+as long at that batch, and so on.  The simulator has no such thing, so its sides are slowed in the mean, by how much of
+their busy time the other is busy as well, and it runs until what it was given agrees with what came out:
+
+    prefill table   * (1 + (slowed prefill(b) - 1) * part of prefill's busy time in which decode is busy)
+    decode table    * (1 + (slowed step(b) - 1) * part of decode's busy time in which prefill is busy)
+    fetch table     * (1 + (slowed fetch(b) - 1) * d)
+    rest            + d * (later(b) - half a step), for the other half the simulator has itself
+
+with b the mean batch of decode while it is busy, and d the part of prefills that end while it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hawk.bench.load_result import PERCENTILES, Compared
+from hawk.serving import Decode, Device, Outcome, Prefill, Scenario, Side, Transfer, Workload, simulate
+from hawk.serving.transfer import Cost, Moved
+
+if TYPE_CHECKING:
+    from hawk.bench.load_result import Measured, Rate
+    from hawk.serving import ServedModel
+    from hawk.serving.outcome import F64
+
+ROUNDS = 30
+NEAR = 2e-3
+
+LACKS = (
+    "An engine asks for a cache at the end of a decode step, and sees at the end of a later one that it has come.",
+    "The sides slow each other in the mean over a run, not while both happen to be busy.",
+    "What a fetch takes beside the next prefill is not known: single requests have none.",
+    "Decode steps are of the workload's mean context, whatever the requests in them have.",
+)
+"""What the simulator leaves out of such a pair."""
+
+
+@dataclass(frozen=True)
+class Timed(Transfer):
+    """A transfer that takes what was measured, by tokens; any number at once."""
+
+    points: tuple[tuple[float, float], ...] = ()
+    token_bytes: int = 0
+
+    def cost(self, model: ServedModel, tokens: int, source_tp: int, target_tp: int) -> Cost:
+        """Seconds of a request of so many tokens: linear between the points, and as at the nearest outside."""
+        seconds = _at(dict(self.points), tokens, 0.0)
+        moved = Moved(self.token_bytes * tokens, 1, 1, 1)
+        return Cost(moved, seconds, seconds, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What the sides see of each other.
+
+    prefill  part of decode's busy time in which prefill is busy;  decode: the other way round
+    ends     part of prefills that end while decode is busy
+    batch    mean batch of decode while it is busy
+    """
+
+    prefill: float
+    decode: float
+    ends: float
+    batch: float
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Busy:
+        """As a simulation had it."""
+        before = _union(outcome.prefill_start, outcome.prefill_end)
+        after = _union(outcome.decode_start, outcome.end)
+        both, ends = _common(before, after), outcome.prefill_end
+        inside = np.searchsorted(after[:, 0], ends) - 1
+        busy = (inside >= 0) & (ends < after[np.maximum(inside, 0), 1])
+        return cls(
+            both / max(1e-9, _length(after)),
+            both / max(1e-9, _length(before)),
+            float(busy.mean()),
+            max(1.0, outcome.mean_batch),
+        )
+
+    def between(self, other: Busy) -> Busy:
+        """Half of the way."""
+        mine, its = astuple(self), astuple(other)
+        return Busy(*(0.5 * (a + b) for a, b in zip(mine, its, strict=True)))
+
+    def far(self, other: Busy) -> float:
+        """The largest difference of a part."""
+        return max(
+            abs(self.prefill - other.prefill), abs(self.decode - other.decode), abs(self.ends - other.ends)
+        )
+
+
+def _union(begin: F64, end: F64) -> F64:
+    """Intervals joined where they touch, `float64[n, 2]` in their order."""
+    order = np.argsort(begin, kind="stable")
+    begin, latest = begin[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], begin[1:] > latest[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([begin[first], latest[last]], axis=1)
+
+
+def _length(intervals: F64) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def _common(a: F64, b: F64) -> float:
+    """Seconds in both of two unions."""
+    both = np.concatenate([a, b])
+    joined = _union(both[:, 0], both[:, 1])
+    return _length(a) + _length(b) - _length(joined)
+
+
+def foretell(measured: Measured) -> None:
+    """Fills `compared` of every rate without a failed request, and `lacks` where something is missed.
+
+    Raises `MissingDependency` without the simulator's library.
+    """
+    measured.lacks = []
+    for rate in measured.rates:
+        rate.compared = []
+        if rate.failed:
+            measured.lacks.append(f"{rate.fraction:.0%}: requests failed, so nothing is compared")
+            continue
+        for name, outcome in (("apart", apart(measured, rate)), ("shared", shared(measured, rate))):
+            rate.compared += [
+                Compared(
+                    model=name,
+                    percentile=percentile,
+                    measured=rate.ttft(percentile),
+                    predicted=outcome.percentile("ttft", percentile),
+                )
+                for percentile in PERCENTILES
+            ]
+    if not all(measured.holds.values()):
+        measured.lacks += LACKS
+
+
+def apart(measured: Measured, rate: Rate) -> Outcome:
+    """With each side as quick as alone."""
+    return simulate(scenario(measured, rate, None))
+
+
+def shared(measured: Measured, rate: Rate) -> Outcome:
+    """With sides that slow each other; see the module."""
+    outcome = apart(measured, rate)
+    given = Busy(0.0, 0.0, 0.0, 1.0)
+    for _ in range(ROUNDS):
+        found = Busy.of(outcome)
+        if found.far(given) < NEAR:
+            break
+        # Half of the way: a side that is slowed is busier, and a step too far swings.
+        given = given.between(found)
+        outcome = simulate(scenario(measured, rate, given))
+    return outcome
+
+
+def scenario(measured: Measured, rate: Rate, busy: Busy | None) -> Scenario:
+    """One prefill and one decode instance of what single requests took, and the requests of a rate as a trace."""
+    setting, found = measured.setting, measured.calibration
+    prefill, steps, fetch, rest = (
+        found.table("prefill"),
+        found.step_table(),
+        found.table("fetch"),
+        found.table("rest"),
+    )
+    overhead = min(rest.values())
+    if busy is not None:
+        prefill = _times(prefill, 1 + (_at(found.slowed("prefill"), busy.batch, 1.0) - 1) * busy.decode)
+        fetch = _times(fetch, 1 + (_at(found.slowed("fetch"), busy.batch, 1.0) - 1) * busy.ends)
+        late = _at(found.later(), busy.batch, 0.0) - _at(steps, busy.batch, 0.0) / 2
+        overhead += busy.ends * max(0.0, late)
+        steps = _times(steps, 1 + (_at(found.steps_slowed(), busy.batch, 1.0) - 1) * busy.prefill)
+    # HTTP of a longer prompt takes longer; where in the request's way that is makes no difference to its end.
+    least = min(rest.values())
+    moves = {length: seconds + rest[length] - least for length, seconds in fetch.items()}
+    rows = [(r.due, r.input, r.output) for r in rate.requests]
+    return Scenario(
+        prefill=Prefill(Device.measured("prefill engine", prefill=_rising(prefill)), chunk=setting.budget),
+        decode=Decode(Device.measured("decode engine", decode=_rising(steps)), max_batch=setting.batch),
+        transfer=Timed(
+            "gn-hawk",
+            target=Side("vllm/nhd", block=setting.block),
+            points=tuple(moves.items()),
+            token_bytes=setting.token_bytes,
+        ),
+        workload=Workload.of(rows),
+        rate=None,
+        requests=None,
+        warm_up=min(0.95, (rate.warm_up + 0.5) / len(rows)),
+        first_token="step",
+        overhead=overhead,
+    )
+
+
+def _at(table: Mapping[float, float] | Mapping[int, float], where: float, otherwise: float) -> float:
+    """Linear between the points, as at the nearest outside."""
+    return float(np.interp(where, list(table), list(table.values()))) if table else otherwise
+
+
+def _times(table: Mapping[int, float], factor: float) -> dict[int, float]:
+    return {key: value * factor for key, value in table.items()}
+
+
+def _rising(table: Mapping[int, float]) -> dict[int, float]:
+    """The table without dips, which are noise: more work is not done sooner."""
+    keys = sorted(table)
+    return dict(zip(keys, np.maximum.accumulate([table[key] for key in keys]).tolist(), strict=True))

@@ -1,0 +1,160 @@
+"""The rates that a simulator is fed with: what single requests take, and what each side takes beside the other.
+
+Three steps, the first of which has one request at a time in the whole pair:
+
+singles  prompts of each length through the proxy: the engines' own counts of prefill and fetch, the client's time to
+         the first token; what is left of that is HTTP, the proxy, and the order of things
+steps    decode steps by the number of requests that decode together, at the workload's mean length.  This takes
+         requests side by side, for a step of four cannot be had from one
+beside   single requests through the proxy while so many others decode, and the others' steps during their prefills:
+         what the sides take from each other where they share a machine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hawk.bench.load_client import prompt
+from hawk.bench.load_pair import Spoken, settled
+from hawk.bench.load_result import Beside, Calibration, Single, Step
+from hawk.errors import InternalError
+
+if TYPE_CHECKING:
+    from hawk.bench.load_pair import Pair
+
+PREFILLED = "request_prefill_time_seconds"
+FETCHED = "hawk_fetch_seconds"
+ANSWER = 4
+"""Tokens of a single request's answer."""
+
+STEPS = 40
+"""Decode steps of a batch that are measured."""
+
+MOST = 1024
+"""Tokens of an answer that decodes while single requests are measured: it is cut off before."""
+
+BESIDE = 4
+"""Requests that decode beside a single one, at most: more of them do not last until all lengths are measured."""
+
+_LOOK = 0.005
+
+Tell = Callable[[str], None]
+
+
+class Rates:
+    """Measures them on a pair; prompts are drawn from `dice`."""
+
+    def __init__(self, pair: Pair, vocabulary: int, dice: random.Random) -> None:
+        self._pair, self._vocabulary, self._dice = pair, vocabulary, dice
+
+    async def measure(
+        self, lengths: Sequence[int], batches: Sequence[int], context: int, runs: int, tell: Tell
+    ) -> Calibration:
+        """All three; every length and batch goes once before, unmeasured."""
+        found = Calibration()
+        for length in lengths:
+            await self.single(length)
+        for run in range(runs):
+            tell(f"single requests, {run + 1} of {runs}")
+            found.singles += [await self.single(length) for length in self._mixed(lengths)]
+        for batch in batches:
+            tell(f"decode steps of {batch}")
+            found.steps.append(await self.steps(batch, context))
+        for batch in [batch for batch in batches if batch <= BESIDE]:
+            tell(f"single requests beside {batch} that decode")
+            found.beside += await self.beside(batch, context, self._mixed(lengths), max(1, runs // 2))
+        return found
+
+    def _mixed(self, lengths: Sequence[int]) -> list[int]:
+        return self._dice.sample(list(lengths), len(lengths))
+
+    def _prompt(self, length: int) -> list[int]:
+        return prompt(length, self._vocabulary, self._dice)
+
+    async def _sums(self, side: str, names: Sequence[str]) -> dict[str, float]:
+        return await self._pair.counts(side, [f"{name}_{of}" for name in names for of in ("sum", "count")])
+
+    async def single(self, length: int, spoken: Spoken | None = None) -> Single:
+        """One request through the proxy; `spoken` has its times."""
+        first = await self._sums("prefill", [PREFILLED])
+        second = await self._sums("decode", [PREFILLED, FETCHED])
+        spoken = Spoken(0.0) if spoken is None else spoken
+        await self._pair.stream("proxy", self._prompt(length), ANSWER, spoken)
+        for side, before in (("prefill", first), ("decode", second)):
+            await settled(self._pair, side, f"{PREFILLED}_count", before[f"{PREFILLED}_count"] + 1)
+        first_then = await self._sums("prefill", [PREFILLED])
+        second_then = await self._sums("decode", [PREFILLED, FETCHED])
+        if second_then[f"{FETCHED}_count"] != second[f"{FETCHED}_count"] + 1:
+            raise InternalError("the decode engine computed what was to be fetched", field=f"{length} tokens")
+        return Single(
+            input=length,
+            first=spoken.times[0] - spoken.sent,
+            prefill=first_then[f"{PREFILLED}_sum"] - first[f"{PREFILLED}_sum"],
+            fetch=second_then[f"{FETCHED}_sum"] - second[f"{FETCHED}_sum"],
+            step=second_then[f"{PREFILLED}_sum"] - second[f"{PREFILLED}_sum"],
+        )
+
+    async def steps(self, batch: int, context: int) -> Step:
+        """Steps of requests that decode together, with prompts of `context` tokens; prefill has nothing to do."""
+        async with self._decoding(batch, context, STEPS + 2 * batch + 8) as streams:
+            begun = asyncio.get_running_loop().time()
+            while all(len(spoken.times) < STEPS + 2 for spoken in streams):
+                await asyncio.sleep(_LOOK)
+            # The first gap holds what was left of the last one's own prefill.
+            gaps = [gap for spoken in streams for start, gap in _gaps(spoken) if start >= begun]
+        return Step(batch=batch, context=context, seconds=statistics.fmean(gaps), gaps=len(gaps))
+
+    async def beside(self, batch: int, context: int, lengths: Sequence[int], runs: int) -> list[Beside]:
+        """Single requests of each length while so many others decode."""
+        found: list[Single] = []
+        windows: list[tuple[float, float]] = []
+        async with self._decoding(batch, context, MOST) as streams:
+            for length in [*lengths] * runs:
+                spoken = Spoken(0.0)
+                single = await self.single(length, spoken)
+                if any(len(spoken.times) >= MOST for spoken in streams):
+                    break  # fewer than `batch` have decoded beside it
+                found.append(single)
+                # HTTP before the prefill is in it, too: it is short, and nobody here knows where it ends.
+                windows.append((spoken.sent, spoken.times[0] - single.fetch - single.step))
+            gaps = [
+                gap
+                for spoken in streams
+                for start, gap in _gaps(spoken)
+                if any(since <= start and start + gap <= until for since, until in windows)
+            ]
+        others = statistics.fmean(gaps) if gaps else None
+        return [Beside(batch=batch, others=others, one=single) for single in found]
+
+    @contextlib.asynccontextmanager
+    async def _decoding(self, batch: int, context: int, tokens: int) -> AsyncIterator[list[Spoken]]:
+        """So many requests that the decode engine computes alone, once each has two tokens; they end with the block."""
+        streams = [Spoken(0.0) for _ in range(batch)]
+        tasks = [
+            asyncio.ensure_future(self._pair.stream("decode", self._prompt(context), tokens, spoken))
+            for spoken in streams
+        ]
+        try:
+            while not all(len(spoken.times) >= 2 for spoken in streams):
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                await asyncio.sleep(_LOOK)
+            yield streams
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for fault in ended:
+            if isinstance(fault, Exception):
+                raise fault
+
+
+def _gaps(spoken: Spoken) -> list[tuple[float, float]]:
+    """When each step began, and its seconds."""
+    return [(a, b - a) for a, b in zip(spoken.times, spoken.times[1:], strict=False)]

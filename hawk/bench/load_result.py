@@ -1,0 +1,335 @@
+"""What `hawk bench serving` has measured and foretold, as records that its JSON is read back into."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from hawk.errors import InvalidArgument
+
+KIND = "hawk-bench-serving"
+GOAL = 0.2
+"""By how much of what was measured a percentile may be missed."""
+
+PERCENTILES = (50, 90)
+
+Some = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: seconds since the first could be due, tokens.  `first` and `last` are none where it failed."""
+
+    due: Seconds
+    sent: float
+    first: float | None
+    last: float | None
+    input: Count
+    output: Count
+    error: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from when it was due to its first token; endless where it failed."""
+        return float("inf") if self.first is None else self.first - self.due
+
+    @property
+    def tpot(self) -> float:
+        """Seconds of a token behind the first."""
+        if self.first is None or self.last is None:
+            return float("inf")
+        return (self.last - self.first) / max(1, self.output - 1)
+
+
+class Single(msgspec.Struct, frozen=True, kw_only=True):
+    """One request with nothing beside it, in seconds.
+
+    first    at the client, from the sending to the first token
+    prefill  in the prefill engine; fetch: in the decode engine, from its order to the last byte
+    step     the decode engine's step that says the first token
+    """
+
+    input: Count
+    first: Some
+    prefill: Some
+    fetch: Some
+    step: Some
+
+    @property
+    def rest(self) -> float:
+        """HTTP, the proxy, and the engines' own lines."""
+        return max(0.0, self.first - self.prefill - self.fetch - self.step)
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean seconds of a decode step of `batch` requests behind prompts of `context` tokens, over `gaps` tokens."""
+
+    batch: Count
+    context: Count
+    seconds: Some
+    gaps: Count
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """One request while `batch` others decode; `others` is the mean of their steps during such prefills, in seconds."""
+
+    batch: Count
+    others: Some | None
+    one: Single
+
+
+class Calibration(msgspec.Struct, kw_only=True):
+    """All that the simulator is told of the pair."""
+
+    singles: list[Single] = []
+    steps: list[Step] = []
+    beside: list[Beside] = []
+
+    def lengths(self) -> list[int]:
+        """Of single prompts."""
+        return sorted({single.input for single in self.singles})
+
+    def table(self, what: str) -> dict[int, float]:
+        """Median seconds of a part (`prefill`, `fetch`, `step`, `rest`, `first`) of single requests, by length."""
+        return {
+            length: statistics.median(getattr(s, what) for s in self.singles if s.input == length)
+            for length in self.lengths()
+        }
+
+    def step_table(self) -> dict[int, float]:
+        """Seconds of a decode step by batch."""
+        return {step.batch: step.seconds for step in self.steps}
+
+    def slowed(self, what: str) -> dict[int, float]:
+        """How many times as long a part of a single request takes beside a batch that decodes: the median, by batch."""
+        alone, found = self.table(what), {}
+        for batch in sorted({entry.batch for entry in self.beside}):
+            those = [entry.one for entry in self.beside if entry.batch == batch]
+            found[batch] = max(1.0, statistics.median(getattr(o, what) / alone[o.input] for o in those))
+        return found
+
+    def later(self) -> dict[int, float]:
+        """By how many seconds `rest` is longer beside a batch that decodes: the median, by batch."""
+        alone, found = self.table("rest"), {}
+        for batch in sorted({entry.batch for entry in self.beside}):
+            those = [entry.one for entry in self.beside if entry.batch == batch]
+            found[batch] = max(0.0, statistics.median(o.rest - alone[o.input] for o in those))
+        return found
+
+    def steps_slowed(self) -> dict[int, float]:
+        """How many times as long a decode step takes beside a prefill, by batch."""
+        alone = self.step_table()
+        return {
+            entry.batch: max(1.0, entry.others / alone[entry.batch])
+            for entry in self.beside
+            if entry.others is not None and entry.batch in alone
+        }
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the model."""
+
+    vocabulary: Count
+    width: Count
+    inner: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    dim: Count
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths of prompts and answers, in tokens.
+
+    Prompts are log-uniform between `least` and `most`, whole tokens; answers are geometric with mean `output`, cut
+    off at `output_most`, and of 2 tokens at least.
+    """
+
+    least: Count
+    most: Count
+    output: Annotated[float, msgspec.Meta(ge=2)]
+    output_most: Count
+
+    def draw(self, dice: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
+        """So many of each."""
+        inputs = np.exp(dice.uniform(np.log(self.least), np.log(self.most), count))
+        outputs = 1 + dice.geometric(1 / (self.output - 1), count)
+        return (
+            [int(n) for n in np.clip(np.rint(inputs), self.least, self.most)],
+            [int(n) for n in np.minimum(outputs, self.output_most)],
+        )
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engines were started, and what was asked of them.
+
+    block      tokens of a block of the cache, on both sides
+    budget     tokens of a step of the prefill engine at most
+    batch      requests of a step at most, on either side
+    """
+
+    shape: Shape
+    dtype: str
+    block: Count
+    budget: Count
+    batch: Count
+    lengths: Lengths
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's cache."""
+        shape = self.shape
+        return 2 * shape.layers * shape.kv_heads * shape.dim * (4 if self.dtype == "float32" else 2)
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A percentile of the time to the first token, in seconds: measured and foretold by one model."""
+
+    model: str
+    percentile: int
+    measured: float
+    predicted: float
+
+    @property
+    def difference(self) -> float:
+        """What is foretold over what was measured, less one."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def within(self) -> bool:
+        """Whether that is at most `GOAL`."""
+        return abs(self.difference) <= GOAL
+
+
+class Rate(msgspec.Struct, kw_only=True):
+    """Requests at one rate.
+
+    fraction  of what the prefill engine can do
+    warm_up   requests at the beginning that no percentile counts
+    fetched   caches that HAWK has carried; of others the decode engine computed the prompt itself
+    compared  one entry for each model and percentile; none where a request failed
+    """
+
+    fraction: Some
+    per_second: Some
+    warm_up: int
+    requests: list[Request]
+    fetched: int
+    compared: list[Compared] = []
+
+    @property
+    def counted(self) -> list[Request]:
+        """Those behind the warm-up."""
+        return self.requests[self.warm_up :]
+
+    @property
+    def failed(self) -> list[Request]:
+        """Those that got no whole answer."""
+        return [request for request in self.requests if request.error]
+
+    def ttft(self, percentile: float) -> float:
+        """Seconds, of counted requests; linear between two neighbours, as numpy's."""
+        return float(np.percentile([r.ttft for r in self.counted], percentile))
+
+    @property
+    def late(self) -> float:
+        """Seconds by which the latest request was sent behind its due time."""
+        return max(r.sent - r.due for r in self.requests)
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """The whole benchmark; its JSON has these fields, with those that follow from them (`to_dict`).
+
+    lacks  why something is missed or not compared;  logs: the end of the engines' where a request failed
+    """
+
+    kind: str = KIND
+    format: int = 1
+    date: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    seed: int
+    setting: Setting
+    calibration: Calibration = msgspec.field(default_factory=Calibration)
+    rates: list[Rate] = []
+    lacks: list[str] = []
+    logs: dict[str, str] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: the records, and what follows from them for who reads the JSON without us."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for rate, told in zip(self.rates, plain["rates"], strict=True):
+            told["failed"] = len(rate.failed)
+            told["late"] = rate.late
+            for entry, row in zip(rate.compared, told["compared"], strict=True):
+                row["difference"] = entry.difference
+                row["within"] = entry.within
+        plain["goal"] = GOAL
+        plain["holds"] = self.holds
+        return plain
+
+    @property
+    def holds(self) -> dict[str, bool]:
+        """By model: whether every percentile at every rate is foretold within `GOAL`."""
+        models = dict.fromkeys(entry.model for rate in self.rates for entry in rate.compared)
+        return {
+            model: all(
+                rate.compared and all(entry.within for entry in rate.compared if entry.model == model)
+                for rate in self.rates
+            )
+            for model in models
+        }
+
+
+def read(path: str | Path) -> Measured:
+    """What the command's `--json` wrote.  Raises `InvalidArgument` naming file and field, and `OSError`."""
+    raw = Path(path).read_bytes()
+    try:
+        found = msgspec.json.decode(raw, type=Measured)
+    except msgspec.ValidationError as fault:
+        text, _, where = str(fault).partition(" - at ")
+        raise InvalidArgument(text, field=where.strip("`") or "$", file=str(path)) from None
+    except msgspec.DecodeError as fault:
+        raise InvalidArgument("no JSON", field="file", got=str(path), reason=str(fault)) from None
+    for field, got, expected in (("kind", found.kind, KIND), ("format", found.format, 1)):
+        if got != expected:
+            raise InvalidArgument(
+                "not of this benchmark", field=field, got=got, expected=expected, file=str(path)
+            )
+    lengths = found.calibration.lengths()
+    for field, entries in (("singles", lengths), ("steps", found.calibration.steps)):
+        if not entries:
+            raise InvalidArgument(
+                "nothing was measured", field=f"$.calibration.{field}", got="none", expected="1 or more"
+            )
+    for number, entry in enumerate(found.calibration.beside):
+        if entry.one.input not in lengths:
+            raise InvalidArgument(
+                "no single request of this length",
+                field=f"$.calibration.beside[{number}].one.input",
+                got=entry.one.input,
+                expected=", ".join(map(str, lengths)),
+                file=str(path),
+            )
+    for number, rate in enumerate(found.rates):
+        if not 0 <= rate.warm_up < len(rate.requests):
+            raise InvalidArgument(
+                "no request is counted",
+                field=f"$.rates[{number}].warm_up",
+                got=rate.warm_up,
+                expected=f"0..{len(rate.requests) - 1}",
+                file=str(path),
+            )
+    return found
+
+
+def medians(values: Sequence[float]) -> str:
+    """Milliseconds: the median, the least and the most."""
+    ms = sorted(1e3 * value for value in values)
+    return f"{statistics.median(ms):.1f} ({ms[0]:.1f} to {ms[-1]:.1f})"
