@@ -13,6 +13,8 @@ from hawk.memory.region import Segments
 from hawk.transports.testing import LIMIT, SharedArena, Targets
 from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from hawk.transports.verbs.testing import FakeDriver
+from hawk.transports.verbs.testing._driver import FakeDevice
+from hawk.transports.verbs.testing._queue import FakeQueue
 
 ARENA = 1 << 20
 WHOLE = Segments.of([(0, 0, 0, ARENA)])
@@ -216,6 +218,68 @@ async def test_closing_while_a_link_opens() -> None:
         opening = asyncio.ensure_future(other.connect(endpoint, timeout=LIMIT))
         await greeted.wait()
         await other.close()
+        with pytest.raises(PeerUnreachable):
+            await opening
+        nothing_left(other)
+    listener.close()
+    await listener.wait_closed()
+
+
+async def test_nobody_waits_for_a_hello_while_queue_pairs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may take longer than a peer waits for one."""
+    async with serving() as one:
+        other, go, there = make(), threading.Event(), threading.Event()
+        await other.start()
+        create = FakeDevice.queue
+
+        def slow(device: FakeDevice, *arguments: Any) -> FakeQueue:
+            if device in devices(other):
+                there.set()
+                go.wait(LIMIT)
+            return create(device, *arguments)
+
+        monkeypatch.setattr(FakeDevice, "queue", slow)
+        opening = asyncio.ensure_future(other.connect(one.endpoint, timeout=LIMIT))
+        await asyncio.to_thread(there.wait, LIMIT)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert one._server is not None
+        strangers = len(one._server._strangers)
+        go.set()
+        await opening
+        assert strangers == 0
+        await other.close()
+        nothing_left(other)
+
+
+async def test_closing_while_what_a_link_opened_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer hangs up; destroying the queue pairs takes a while, and the transport closes meanwhile."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with serving() as one:
+        other, go, there = make(), threading.Event(), threading.Event()
+        await other.start()
+        destroy = FakeQueue.close
+
+        def slow(queue: FakeQueue) -> None:
+            there.set()
+            go.wait(LIMIT)
+            destroy(queue)
+
+        monkeypatch.setattr(FakeQueue, "close", slow)
+        port = listener.sockets[0].getsockname()[1]
+        endpoint = {**one.endpoint, "host": "127.0.0.1", "port": str(port)}
+        opening = asyncio.ensure_future(other.connect(endpoint, timeout=LIMIT))
+        await asyncio.to_thread(there.wait, LIMIT)
+        closing = asyncio.ensure_future(other.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not any(device.closed for device in devices(other))
+        go.set()
+        await closing
         with pytest.raises(PeerUnreachable):
             await opening
         nothing_left(other)

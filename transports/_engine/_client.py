@@ -119,14 +119,14 @@ class EngineLane(Lane):
         self, engine: Engine, sock: socket.socket, address: tuple[object, ...], deadline: float
     ) -> None:
         tune(sock)
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        sock.connect(address)
         ours = b""
-        if self._way.push and engine.pushes:
+        if self._way.push and engine.pushes:  # before the peer hears of us: it waits for a hello only so long
             for buffer in self._slots():
                 self._kept.knows(engine, buffer)
             ours = engine.description
             self._kept.news = False
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.connect(address)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         welcome = self._welcome = _greeting.greet(sock, self.peer, self._way.token, ours)
         stale, self._peer = self._peer, None

@@ -7,6 +7,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from hawk.endings import outlast
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs._device import FLUSHED, Path, VerbsError
 from hawk.transports.verbs._wire import QueueFacts
@@ -230,15 +231,20 @@ class End:
                 self._unwatch()  # of a device that is gone the descriptor is readable from now on
 
     async def close(self) -> None:
-        """Destroys the queue pair: when this returns it neither reads nor writes any memory.  Safe to call twice.
+        """Destroys the queue pair: when this ends, also by a cancellation, it neither reads nor writes any memory.
 
-        Raises `VerbsError` where the device would not: it may still move bytes then, and this may be asked again.
+        Safe to call twice.  Raises `VerbsError` where the device would not: it may still move bytes then, and this may
+        be asked again.
         """
         self.closed = True
         self._unwatch()
         if self._closing is None or (self._closing.done() and self._closing.exception() is not None):
             self._closing = asyncio.get_running_loop().create_task(self._worker.call(self._close))
-        await asyncio.shield(self._closing)
+            # Asked for here, since who is cancelled below does not.
+            self._closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        closing = self._closing
+        await outlast(closing)
+        closing.result()
 
     def _unwatch(self) -> None:
         if self._watched >= 0:

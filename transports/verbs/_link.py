@@ -93,8 +93,7 @@ class VerbsLink(Link):
                 self._opening = asyncio.get_running_loop().create_task(self._open(host, port, token))
                 await self._opening
         except asyncio.CancelledError:
-            me = asyncio.current_task()
-            asked = me is not None and me.cancelling() > 0
+            asked = (me := asyncio.current_task()) is not None and me.cancelling() > 0
             await self.close()
             if asked:
                 raise
@@ -114,7 +113,6 @@ class VerbsLink(Link):
             raise
 
     async def _open(self, host: str, port: int, token: bytes) -> None:
-        self._dialogue = dialogue = await Dialogue.connect(host, port)
         ends = [self._end(stripe) for stripe in self._stripes]
         connected = False
         try:
@@ -122,6 +120,8 @@ class VerbsLink(Link):
                 await end.open()
             mine = [end.facts(s.index % self._peer_ports) for s, end in zip(self._stripes, ends, strict=True)]
             inlets = await self._inlet.open() if self._inlet is not None else []
+            # Last: the peer waits for a hello only so long, and a queue pair may take its time.
+            self._dialogue = dialogue = await Dialogue.connect(host, port)
             answer = await dialogue.first(_wire.Hello(_wire.VERSION, token, mine, self._name, inlets))
             if isinstance(answer, _wire.Refused):
                 full = answer.why == _wire.FULL
@@ -142,7 +142,7 @@ class VerbsLink(Link):
             connected = True
         finally:
             if not connected:
-                await asyncio.gather(*(end.close() for end in ends), return_exceptions=True)
+                await asyncio.gather(*(_mend.destroy(end, peer=self._peer) for end in ends))
         messages = [self._config.message, *(q.message for q in (*mine, *answer.queues))]
         self._shape = Shape(
             max_sge=min(end.sge for end in ends),
@@ -313,7 +313,7 @@ class VerbsLink(Link):
                 failures=stripe.failures,
             )
         if end is not None:
-            await _mend.insist(end.close, "a queue pair could not be destroyed", peer=self._peer)
+            await _mend.destroy(end, peer=self._peer)
         stripe.bury(self._over)
         for work in self._works:
             work.keys[stripe.index] = None

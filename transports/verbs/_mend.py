@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hawk.transports.verbs._dialogue import Dialogue
+    from hawk.transports.verbs._end import End
+    from hawk.transports.verbs._windows import WindowEnd
 
 log = get_log("hawk.transports.verbs")
 
@@ -43,6 +45,11 @@ async def insist(ending: Callable[[], Awaitable[None]], what: str, **about: obje
             failures += 1
             log.error(what, reason=str(error), **about)
             await asyncio.sleep(pause(failures))
+
+
+async def destroy(end: End | WindowEnd, **about: object) -> None:
+    """Destroys a queue pair, however often that has to be asked for."""
+    await insist(end.close, "a queue pair could not be destroyed", **about)
 
 
 async def anew(

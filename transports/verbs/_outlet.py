@@ -113,7 +113,7 @@ class Outlet:
         if not self._closed:
             self._server.shared.counts[BROKEN] += 1
             log.warning("a queue pair that writes broke", device=name, reason=stripe.fault)
-        await _mend.insist(end.close, "a queue pair could not be destroyed", device=name)
+        await _mend.destroy(end, device=name)
         stripe.bury(None)
         self._pump()
 

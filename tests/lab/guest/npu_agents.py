@@ -26,7 +26,7 @@ from tests.lab.guest import npu
 from tests.lab.guest.meet import Meeting
 from tests.lab.guest.npu import PAGE
 from tests.lab.guest.rdma import address, node
-from tests.lab.guest.sides import CONTROL, FETCH, JOBS, LIMIT, Side, device, moved, source
+from tests.lab.guest.sides import CONTROL, FETCH, JOBS, LIMIT, VERBS, Side, device, moved, source
 
 CHANNELS, CHANNEL_KIB, LAYERS = 8, 2048, 8
 DEVICE = "/dev/hawk_npu0"
@@ -43,6 +43,7 @@ class NpuSide(Side):
             return super().start()
         tables: dict[str, Any] = {
             "transport": {"prefer": [self._transport]},
+            "transport.verbs": VERBS,
             "jobs": JOBS,
             "peers": {"p0": CONTROL},
             "memory.npu0": {"kind": "npu", "device": DEVICE},

@@ -14,10 +14,9 @@ from tests.lab.guest.rdma import address, node
 
 NAMES = {1: "p0", 2: "d0"}
 CONTROL = f"tcp://{address(1)}:7400"
-JOBS = {
-    "lease": "20s",
-    "chunk": "256KiB",
-}  # an emulated machine that shares its processors stands still for seconds
+JOBS = {"lease": "20s", "chunk": "256KiB"}
+VERBS = {"handshake_timeout": "30s"}
+"""As the lease: an emulated machine that shares its processors stands still for seconds."""
 
 LAYERS = 24
 """Of a cache whose transfer takes long enough to be interrupted: some 8 MB."""
@@ -51,6 +50,7 @@ class Side:
         """Starts this side's agent, or starts it anew."""
         tables: dict[str, Any] = {
             "transport": {"prefer": [self._transport]},
+            "transport.verbs": VERBS,
             "jobs": JOBS,
             "arena": {"size": "16MiB"},
         }

@@ -15,7 +15,7 @@ from hawk.transports.verbs import VerbsConfig, VerbsTransport
 from tests.contract.verbs_keys import StaleKeys, StaleWriters
 from tests.lab.guest.rdma import guests, node
 
-SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64}
+SMALL: dict[str, Any] = {"batch": 1 << 20, "message": 256 << 10, "depth": 64, "handshake_timeout": 60.0}
 
 
 def here(half: int) -> bool:
