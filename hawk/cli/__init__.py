@@ -23,6 +23,7 @@ from hawk.cli.keys import keys
 from hawk.cli.layout import layout
 from hawk.cli.operate import drain, job, jobs, peers, status
 from hawk.cli.proxy import serve_proxy
+from hawk.cli.what_if import what_if
 from hawk.errors import ConfigError, HawkError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ for _command in (
     status,
 ):
     cli.add_command(_command)
+evaluate.add_command(what_if)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -31,7 +31,7 @@ TRANSFER = {
     "retile_fixed": "s",
     "retile_rate": "bytes/s",
     "chunk": "bytes",
-    "pieces": "1",
+    "staging": "bytes",
     "stalls": "1",
 }
 """What a transfer costs.
@@ -43,7 +43,7 @@ copy_rate        each copy between a device and memory of its host, where KV is 
 adjust_*         putting into the target's layout what came in the source's, on the target's side
 retile_*         what HAWK's conversion on the source takes: before the first byte, and in step with the link
 chunk            bytes that are prepared and moved in one go, one behind another
-pieces           separate stagings that serving makes of one request by way of the host, each with its `fixed` costs
+staging          bytes that serving stages by way of the host at a time, each with its `fixed` costs
 stalls           part of a staging during which the engines stand still
 """
 
@@ -101,7 +101,7 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     costs = figures(table.get("transfer"), f"{origin}: transfer", TRANSFER)
     for key in ("link_efficiency", "stalls"):
         number(costs[key].value, f"{origin}: transfer.{key}", 0.0, 1.0)
-    for key in ("link_efficiency", "copy_rate", "adjust_rate", "retile_rate", "chunk", "pieces"):
+    for key in ("link_efficiency", "copy_rate", "adjust_rate", "retile_rate", "chunk", "staging"):
         number(costs[key].value, f"{origin}: transfer.{key}", 1e-6)
     return Calibration(
         table["name"],

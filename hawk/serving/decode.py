@@ -158,7 +158,7 @@ class DecodeInstance:
         self.context += steps * self.batch
 
     def _look(self, when: float | None) -> None:
-        """At the end of a step: who is done leaves, who is ready joins."""
+        """At the end of a step: who is done leaves, the engine stands still if it has to, who is ready joins."""
         engine = self.engine
         if when is None:
             self.at = engine.now
@@ -167,17 +167,17 @@ class DecodeInstance:
             self.at = when
         self.boundary = False
         self._leave()
+        if self.pause:
+            self.at += self.pause
+            self.busy_seconds += self.pause
+            self.batch_seconds += self.pause * self.batch
+            self.pause = 0.0
         while self.ready and self.batch < engine.max_batch:
             request = self.ready.popleft()
             heappush(self.leaving, (self.steps + engine.decode_steps[request], request))
             self.batch += 1
             self.context += engine.input[request]
             engine.joined.append(request)
-        if self.pause:
-            self.at += self.pause
-            self.busy_seconds += self.pause
-            self.batch_seconds += self.pause * self.batch
-            self.pause = 0.0
         self.base = self.rates.base(self.batch) if self.batch else 0.0
         if engine.joined:
             first = self.at + (self._seconds(1) if engine.first_at_step else 0.0)

@@ -193,7 +193,7 @@ def paper_scenario(
     transfer = Transfer(configuration, found)
     device = decoder or DECODERS["gg" if configuration.startswith("gg") else "gn"]
     return Scenario(
-        prefill=Prefill(found.device("a100"), tp=4),
+        prefill=Prefill(found.device("a100"), tp=4, chunk=2048),
         decode=Decode(found.device(device), tp=4, max_batch=32),
         transfer=transfer,
         workload=Workload.named(workload),

@@ -5,18 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from hawk.errors import InvalidArgument
 from hawk.serving.engine import simulate
 from hawk.serving.figures import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from hawk.serving.outcome import Outcome
     from hawk.serving.scenario import Scenario
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def cores() -> int:
@@ -36,23 +39,33 @@ def sweep(
                 needs the usual `if __name__ == "__main__":`, since processes are started afresh
     progress    called with how many are done, and of how many
     """
-    asked = list(scenarios)
+    return spread(simulate, list(scenarios), workers=workers, progress=progress)
+
+
+def spread(
+    work: Callable[[T], R],
+    items: Sequence[T],
+    *,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[R]:
+    """`work` of every item, in their order, over that many processes; both have to be picklable."""
     count = cores() if workers is None else workers
     if count < 1:
         raise InvalidArgument("nobody would work", field="workers", got=workers, expected="1 or more")
-    count = min(count, len(asked))
+    count = min(count, len(items))
     tell = progress or (lambda done, of: None)
-    found: list[Outcome] = []
+    found: list[R] = []
     if count <= 1:
-        for scenario in asked:
-            found.append(simulate(scenario))
-            tell(len(found), len(asked))
+        for item in items:
+            found.append(work(item))
+            tell(len(found), len(items))
         return found
     # Started afresh, not forked: the caller may have threads.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for outcome in pool.map(simulate, asked):
-            found.append(outcome)
-            tell(len(found), len(asked))
+        for one in pool.map(work, items):
+            found.append(one)
+            tell(len(found), len(items))
     return found
 
 
@@ -91,8 +104,6 @@ def knee(
         raise InvalidArgument("no seeds", field="seeds", got=seeds, expected="1 or more")
 
     def run(rate: float) -> tuple[bool, Outcome]:
-        from dataclasses import replace
-
         found = [simulate(replace(scenario, rate=rate, seed=scenario.seed + i)) for i in range(seeds)]
         return sum(o.attainment for o in found) / seeds >= attainment, found[0]
 

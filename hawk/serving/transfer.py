@@ -7,8 +7,8 @@
     single-buffer  into another kind straight, into one contiguous buffer of one channel, adjusted afterwards
 
 How many bytes, segments and work requests a request takes is what HAWK's own planner says of the two layouts, for all
-workers of both sides (`hawk.plan.whole`).  Seconds, with n bytes over a link of L bytes a second, and k = `pieces`
-(1 for a transfer alone):
+workers of both sides (`hawk.plan.whole`).  Seconds, with n bytes over a link of L bytes a second, and k = n / `staging`
+rounded up (1 for a transfer alone):
 
     by way of the host   k * fixed + n / copy + n / (L * efficiency) + n / copy  (+ k * adjust_fixed + n / adjust)
     straight             fixed (+ retile_fixed) + (sum of stages) / c + (c - 1) / c * (slowest stage)
@@ -18,6 +18,7 @@ workers of both sides (`hawk.plan.whole`).  Seconds, with n bytes over a link of
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -165,13 +166,14 @@ class Transfer:
 
     def cost(self, model: ServedModel, tokens: int, source_tp: int, target_tp: int) -> Cost:
         """Seconds of a request of so many tokens while serving."""
-        return self._cost(self.moved(model, tokens, source_tp, target_tp), self.calibration.value("pieces"))
+        moved = self.moved(model, tokens, source_tp, target_tp)
+        return self._cost(moved, math.ceil(moved.nbytes / self.calibration.value("staging")))
 
     def seconds(self, nbytes: float, requests: int = 0) -> float:
         """Seconds of a transfer of so many bytes alone, as in the paper's figure 9; `requests` of one worker."""
-        return self._cost(Moved(int(nbytes), 0, requests, 1), 1.0).alone
+        return self._cost(Moved(int(nbytes), 0, requests, 1), 1).alone
 
-    def _cost(self, moved: Moved, pieces: float) -> Cost:
+    def _cost(self, moved: Moved, pieces: int) -> Cost:
         v, n = self.calibration.value, float(moved.nbytes)
         link = n / (self.link * v("link_efficiency"))
         adjusted = self.configuration in ("gn-host", "single-buffer")
