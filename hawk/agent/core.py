@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 from hawk._version import __version__
 from hawk.agent.draining import Drainer
+from hawk.agent.filling import described, filled, named
 from hawk.agent.finding import directory
 from hawk.agent.limits import Limits
 from hawk.agent.observing import observe, watch_arena, watch_memory
@@ -37,9 +38,8 @@ from hawk.jobs.quarantine import Quarantine
 from hawk.jobs.retilers import OnProcessors, Retilers
 from hawk.jobs.serve import ServeContext
 from hawk.jobs.serving import Serving
-from hawk.jobs.states import settle
 from hawk.jobs.verify import Verifier
-from hawk.memory import registry as memories
+from hawk.memory import registry as kinds
 from hawk.memory.arena import Arena
 from hawk.observe.log import get as get_log
 from hawk.observe.metrics import Metrics
@@ -49,12 +49,11 @@ from hawk.transports import registry as transports
 from hawk.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from hawk.config import Config
-    from hawk.config_schema import MemoryConfig
     from hawk.control.messages import LocalMessage
     from hawk.control.passage import Passage
     from hawk.memory.base import Memory
@@ -74,40 +73,20 @@ def _core(choice: str) -> AbstractContextManager[None]:
     return native.using("c" if choice == "c" else "numpy")
 
 
-M = TypeVar("M", Arena, "Memory")
-
-
-async def _filled(make: Callable[[], M]) -> M:
-    """What `make` makes, in a thread, which filling memory keeps busy for long.
-
-    A thread cannot be ended: cancelled, this waits until it is done and closes what it made.
-    """
-    making = asyncio.get_running_loop().run_in_executor(None, make)
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        with contextlib.suppress(asyncio.CancelledError):
-            await settle(making)
-        if making.exception() is None:
-            making.result().close()
-        raise
-
-
-def _described(entry: MemoryConfig) -> str:
-    """A memory of the config in a few words."""
-    capacity = getattr(entry.options, "capacity", None)  # a plug-in's options need not have one
-    return f"{entry.kind} {format_size(capacity)}" if isinstance(capacity, int) else entry.kind
-
-
 class Agent:
     """One node's agent.  `async with Agent(config) as agent:` runs it inside the current event loop.
 
     embedded    true where the agent lives in the process of its clients, which may then register memory by address
+    memories    memories that are made already, besides those of the config: such as one with programs of a device,
+                which no table can name.  They are the agent's from its start on, and closed with it
+
+    Raises `InvalidArgument` where one of those is no memory, or has the name of another.
     """
 
-    def __init__(self, config: Config, *, embedded: bool = True) -> None:
+    def __init__(self, config: Config, *, embedded: bool = True, memories: Sequence[Memory] = ()) -> None:
         self.config = config
         self.embedded = embedded
+        self._given = named(memories, config.memory)
         self.pid = os.getpid()
         self.generation = generation()
         self.metrics = Metrics()
@@ -147,6 +126,8 @@ class Agent:
     async def _start(self) -> None:
         config, stack = self.config, self._stack
         self._loop = asyncio.get_running_loop()
+        for memory in self._given.values():
+            stack.callback(memory.close)
         stack.enter_context(_core(config.retile.core))
         native.core_name()  # a core that HAWK_CORE asks for in vain should end the start, not every job
         keys = load_pair(config.security.key_file) if config.security.key_file else None
@@ -158,7 +139,7 @@ class Agent:
             self.sockets.authorise(known)
         # Devices, transports and sockets first: what is not there, or in use, should show before gigabytes are touched.
         for name, entry in config.memory.items():
-            await asyncio.to_thread(memories.require, entry.kind, name, entry.options)
+            await asyncio.to_thread(kinds.require, entry.kind, name, entry.options)
         transports.require(config.transport.prefer)
         control = self.sockets.router(config.agent.control, field="agent.control")
         self.control_address = control.address
@@ -177,14 +158,18 @@ class Agent:
             "agent starting: filling its memory, which may take a second for each GiB",
             name=config.agent.name,
             arena=format_size(config.arena_bytes),
-            memories={name: _described(entry) for name, entry in config.memory.items()},
+            memories={name: described(entry) for name, entry in config.memory.items()}
+            | {name: memory.kind for name, memory in self._given.items()},
         )
-        self.arena: Arena = await _filled(lambda: Arena(config.arena_bytes, scrub=config.integrity.scrub))
+        self.arena: Arena = await filled(lambda: Arena(config.arena_bytes, scrub=config.integrity.scrub))
         stack.callback(self.arena.close)
         for name, entry in config.memory.items():
-            memory = await _filled(functools.partial(memories.create, entry.kind, name, entry.options))
-            self.memories[name] = memory
+            self.memories[name] = memory = await filled(
+                partial(kinds.create, entry.kind, name, entry.options)
+            )
             stack.callback(memory.close)
+        for name, memory in (self.memories | self._given).items():
+            self.memories[name] = memory
             if memory.said:
                 log.info("memory", name=name, way=memory.said)
             watch_memory(self, name, memory)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,7 +147,9 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def embedded(folder: Path, name: str, *, memory: bool = False, more: str = "") -> Agent:
+def embedded(
+    folder: Path, name: str, *, memory: bool = False, more: str = "", memories: Sequence[Any] = ()
+) -> Agent:
     """An agent in this process, without keys."""
     text = f'[agent]\nname = "{name}"\nlocal = "ipc://{folder}/{name}.sock"\ninsecure = true\n'
     text += '[arena]\nsize = "4MiB"\n[jobs]\nchunk = "64KiB"\n' + more
@@ -154,7 +157,7 @@ def embedded(folder: Path, name: str, *, memory: bool = False, more: str = "") -
         text += '[memory.npu0]\nkind = "emulated-npu"\ncapacity = "6MiB"\n'
     path = folder / f"{name}.toml"
     path.write_text(text)
-    return Agent(load_config(path, {})[0])
+    return Agent(load_config(path, {})[0], memories=memories)
 
 
 @pytest.mark.parametrize("core", ["numpy", "auto"])

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 import hawk
+from hawk.errors import InvalidArgument
 from hawk.integrations.ttnn import HostTensors, api
 from hawk.model_caches import load_cache
 from tests import fake_ttnn
+from tests import fake_ttnn_programs as programs
+from tests.end_to_end import caches as c
 from tests.end_to_end.harness import Site
+from tests.end_to_end.test_other_clients import embedded
 from tests.reference import tenstorrent as reference
+from tests.unit.jobs.test_tenstorrent import MovingChip
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "ttnn_decode.py"
 
@@ -115,3 +121,48 @@ def test_without_ttnn_the_example_ends_in_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "ttnn", None)
     with pytest.raises(SystemExit, match=r"no ttnn here .*docs/ttnn\.md"):
         example()
+
+
+@pytest.mark.parametrize("measured", [True, False])
+async def test_pages_arrive_in_one_stretch_a_bank_and_the_chip_moves_them(
+    measured: bool, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agents in this process; that of the decode side has a memory with a program, which is used once measured."""
+    lent = programs.Programs()
+    lent.install(monkeypatch)
+    memory = MovingChip()
+    if not measured:
+        memory.move_cost = math.inf
+    mode = "staged" if measured else "auto"
+    async with (
+        embedded(short_path, "p0") as p,
+        embedded(short_path, "d0", more=f'[transport]\nmode = "{mode}"\n', memories=[memory]) as d,
+    ):
+        async with hawk.connect(p) as hp, hawk.connect(d) as hd:
+            source = await hp.register(c.filled())
+            device = await hd.allocate(c.target_spec(), memory="npu0")
+            src, dst = c.tables(3, 0, 0, 200, src=c.source_spec(), dst=c.target_spec())
+            offer = await hp.offer("r", source, src, tokens=200)
+            ready = await hd.fetch(offer, into=device, blocks=dst, timeout="20s")
+            assert source.local is not None
+            banks = [region.array.copy() for region in memory.regions]  # no client maps a window
+            seen = SimpleNamespace(channels=banks, offsets=device.offsets, layout=device.layout)
+            moved = c.Moved(source.local, src, dst, 0, 200)
+            c.check(seen, c.target_spec(), moved, guards=[seen])  # type: ignore[arg-type, list-item]
+            assert ready.mode == ("staged" if measured else "direct")
+            assert bool(lent.seen) == measured
+    assert memory.fake.fds == []
+
+
+async def test_a_memory_that_is_given_has_a_name_of_its_own(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.Programs().install(monkeypatch)
+    memory = MovingChip()
+    with pytest.raises(InvalidArgument, match=r"memories\[0\]\.name: .*npu0"):
+        embedded(short_path, "d0", memory=True, memories=[memory])
+    with pytest.raises(InvalidArgument, match=r"memories\[1\]\.name"):
+        embedded(short_path, "d0", memories=[memory, memory])
+    with pytest.raises(InvalidArgument, match=r"memories\[0\]: .*a memory"):
+        embedded(short_path, "d0", memories=["npu0"])
+    memory.close()

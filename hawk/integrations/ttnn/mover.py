@@ -11,7 +11,7 @@ import asyncio
 import math
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +66,9 @@ class BankMover:
     pages        of 2 KiB that the table of moves has in each bank: 128 moves each, more take several launches
     slots, piece   moves that a core has under way at a time, and bytes of each at most; twice their product, and a
                  little, is taken of a core's memory during a launch
-    executor     where ttnn is called: a thread of this mover's own if None.  An engine that calls ttnn in other
-                 threads meanwhile gives one that runs calls between its own, for ttnn does not say that it may be
-                 called in two at once
+    executor     where ttnn is called: a thread for each call if None, one at a time.  An engine that calls ttnn in
+                 other threads meanwhile gives one that runs calls between its own, for ttnn does not say that it may
+                 be called in two at once
     timeout      seconds after which a chip that has not answered is given up
 
     Blocks while the table is allocated.  Raises `InvalidArgument` for a reservation of several chips, of other banks or
@@ -95,7 +95,6 @@ class BankMover:
         self.cost, self.row_cost, self.call_cost = cost, row_cost, call_cost
         self.launched = 0
         self._device, self._timeout, self._executor = device, timeout, executor
-        self._own: ThreadPoolExecutor | None = None
         self._one = threading.Lock()
         self._lost = False
         self._align = int(ttnn.get_dram_alignment())
@@ -142,18 +141,17 @@ class BankMover:
         """In the thread where ttnn is called, at most for as long as a chip that works may take."""
         if self._lost:
             raise self._gone()
-        executor = self._executor
-        if executor is None:
-            if self._own is None:
-                self._own = ThreadPoolExecutor(1, thread_name_prefix="hawk-mover")
-            executor = self._own
-        running = asyncio.get_running_loop().run_in_executor(executor, work)
+        if self._executor is None:
+            running = asyncio.wrap_future(_in_a_thread(work))
+        else:
+            running = asyncio.get_running_loop().run_in_executor(self._executor, work)
         running.add_done_callback(
             lambda ended: ended.cancelled() or ended.exception()
         )  # maybe nobody waits then
         done, _ = await asyncio.wait([running], timeout=self._timeout)
         if not done:
             self._lost = True
+            running.cancel()  # which ends nothing there, but nobody is told any more when it ends
             raise self._gone()
         running.result()
 
@@ -257,11 +255,25 @@ class BankMover:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """Gives the table back, and ends the thread once what runs there has ended."""
-        if self._own is not None:
-            self._own.shutdown(wait=not self._lost)
-            self._own = None
+        """Gives the table back.  Nothing may be moved any more then."""
         self._table = None
+
+
+def _in_a_thread(work: Callable[[], None]) -> Future[None]:
+    """Begins it in a thread that keeps no process from ending: one whose chip hangs would wait for ever."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (whoever waits is told)
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="hawk-mover", daemon=True).start()
+    return future
 
 
 def _library() -> Any:
