@@ -65,6 +65,8 @@ def evaluate(
             raise click.UsageError("a report needs --out DIR")
         click.echo(context.get_help())
         return
+    if options["devices"] is not None and not options["measure"]:
+        raise click.UsageError("--devices says what is measured, --no-measure that nothing is")
     from hawk.evaluate import Options
     from hawk.evaluate import evaluate as run
 

@@ -55,7 +55,7 @@ class Comparison:
         difference = self.difference
         if difference is None:
             return ""
-        return f"{difference:+.1%}"
+        return f"{round(difference, 3) + 0.0:+.1%}"
 
     def to_dict(self) -> dict[str, Any]:
         """For the summary as JSON."""
@@ -169,8 +169,8 @@ def efficiency(found: Simulated, number: int) -> Table:
         Column("workload", "workload"),
         Column("at 90 % attainment", "measure"),
         Column("unit", "unit"),
-        Column(name, "against", ",.4g", Origin.SIMULATED),
-        Column("GN-HAWK", "gn_hawk", ",.4g", Origin.SIMULATED),
+        Column(name, "against", "digits", Origin.SIMULATED),
+        Column("GN-HAWK", "gn_hawk", "digits", Origin.SIMULATED),
         Column(f"GN-HAWK by {name}", "ratio", ".3f", Origin.SIMULATED),
         Column(f"GN-HAWK by {name}", "ratio_paper", ".3f", Origin.PAPER),
         Column("difference, %", "difference_percent", "+.1f"),
@@ -201,9 +201,9 @@ def against_paper(found: Simulated) -> Table:
         Column("what", "what"),
         Column("workload", "workload"),
         Column("unit", "unit"),
-        Column("paper", "paper", "", Origin.PAPER),
-        Column("simulated", "simulated", "", Origin.SIMULATED),
-        Column("difference", "difference"),
+        Column("paper", "paper", "", Origin.PAPER, right=True),
+        Column("simulated", "simulated", "", Origin.SIMULATED, right=True),
+        Column("difference", "difference", right=True),
         Column("calibration", "calibration"),
         Column("in the paper", "where"),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hawk.bench import between, fragmentation, retile, transfer
 from hawk.bench.samples import stamped
-from hawk.errors import HawkError
+from hawk.errors import HawkError, InternalError, InvalidArgument
 from hawk.evaluate.records import Absent, Origin
 from hawk.evaluate.sources import Source, read
 from hawk.memory.cuda_driver import CudaFault, load
@@ -93,6 +93,18 @@ def look() -> Machine:
     return Machine(devices, absent)
 
 
+def chosen(devices: str) -> str:
+    """`devices` as given; raises `InvalidArgument` for what is no pair, or a GPU that is not there."""
+    highest = max(between.numbers(devices))
+    if devices != between.HOST:
+        count, why = _gpus()
+        if highest >= count:
+            raise InvalidArgument(
+                "no such GPU", field="devices", got=devices, expected=f"of {count} GPUs", reason=why or None
+            )
+    return devices
+
+
 def _gpus() -> tuple[int, str]:
     try:
         count = load().device_count()
@@ -147,6 +159,7 @@ def steps(machine: Machine, sizes: Sequence[int], *, quick: bool, seed: int) -> 
         ),
     ]
     if machine.gpu:
+        found.append(Step("gpu", "whole jobs from a GPU", lambda: _gpu(quick)))
         found.append(Step("retile_cuda", "conversion between layouts, on a GPU", lambda: _retile_cuda(quick)))
     return found
 
@@ -159,6 +172,12 @@ def _retile(quick: bool) -> dict[str, Any]:
         rows = [row for row in one["rows"] if row["pair"] == pair]  # type: ignore[attr-defined]
         found = one | {"rows": [*found.get("rows", []), *rows]}
     return found
+
+
+def _gpu(quick: bool) -> dict[str, Any]:
+    from hawk.bench import gpu
+
+    return gpu.run(quick=quick).to_dict()
 
 
 def _retile_cuda(quick: bool) -> dict[str, Any]:
@@ -175,8 +194,6 @@ def measure(
     A benchmark that cannot run here is yielded as absent, with its error.  Raises what is a fault of HAWK's own,
     such as `InternalError` for a wrong byte, and `OSError`.
     """
-    from hawk.errors import InternalError
-
     folder.mkdir(parents=True, exist_ok=True)
     for step in planned:
         told(step.about)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hawk.errors import InvalidArgument
 from hawk.evaluate import page
 from hawk.evaluate.records import inputs_table
+from hawk.evaluate.sources import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,6 +73,13 @@ def _earlier(folder: Path) -> list[str] | None:
     return [n for n in names if (folder / n).resolve().is_relative_to(inside)]
 
 
+def begin(folder: Path, earlier: Iterable[str]) -> None:
+    """Says in the folder whose it is, so that what a run that ends early leaves can be overwritten."""
+    names = [PAGE, SUMMARY, *(f"{MEASURED}/{kind}.json" for kind in KINDS), *earlier]
+    summary = {"report": PAGE, "finished": False, "files": list(dict.fromkeys(names))}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
 def remove(folder: Path, names: Iterable[str]) -> None:
     """Removes files of an earlier report; those that are gone already are none of its."""
     for name in names:
@@ -95,7 +103,7 @@ def write(folder: Path, report: Report, facts: dict[str, Any], measured: Iterabl
     for one in items:
         (folder / f"{one.name}.csv").write_text(as_csv(one), encoding="utf-8", newline="")
     (folder / PAGE).write_text(text, encoding="utf-8")
-    summary = {"report": PAGE, **facts, "files": names}
+    summary = {"report": PAGE, "finished": True, **facts, "files": names}
     (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return names
 

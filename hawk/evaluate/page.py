@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from hawk._version import __version__
 from hawk.errors import MissingDependency, install
 from hawk.evaluate import plots
-from hawk.evaluate.records import Figure, Origin, inputs_table
+from hawk.evaluate.records import ORIGIN, Figure, inputs_table
 
 if TYPE_CHECKING:
     from hawk.evaluate.records import Report, Table
 
-_ORIGINS = {origin.value for origin in Origin}
+LONG = 40
+"""Rows of a table beyond which it scrolls."""
 
 
 def library() -> Any:
@@ -68,18 +69,18 @@ def html(report: Report) -> str:
 
 def _cells(table: Table) -> dict[str, Any]:
     columns = [
-        {"title": c.title, "number": bool(c.form), "origin": c.origin.value if c.origin else ""}
+        {"title": c.title, "number": bool(c.form) or c.right, "origin": c.origin.value if c.origin else ""}
         for c in table.columns
     ]
     rows = [
         [
             {
                 "text": column.shown(value),
-                "number": bool(column.form),
-                "tag": isinstance(value, str) and value in _ORIGINS,
+                "number": bool(column.form) or column.right,
+                "tag": column.column == ORIGIN,
             }
             for column, value in zip(table.columns, row, strict=True)
         ]
         for row in table.body
     ]
-    return {"columns": columns, "rows": rows}
+    return {"columns": columns, "rows": rows, "long": len(rows) > LONG}

@@ -9,6 +9,7 @@ still tells them apart.
 from __future__ import annotations
 
 import io
+import math
 import re
 from typing import Any
 
@@ -79,7 +80,7 @@ def svg(figure: Figure) -> str:
                 list(handles.values()),
                 list(handles),
                 loc="outside lower center",
-                ncols=min(len(handles), _columns(handles)),
+                ncols=_columns(handles),
                 frameon=False,
                 handlelength=3.4,
             )
@@ -89,9 +90,10 @@ def svg(figure: Figure) -> str:
 
 
 def _columns(labels: dict[str, Any]) -> int:
-    """How many entries fit side by side."""
+    """How many entries stand side by side: as many as fit, in rows as even as they can be."""
     longest = max(len(label) for label in labels)
-    return max(1, min(4, int(162 / (longest + 9))))
+    fit = max(1, min(4, int(150 / (longest + 9))))
+    return math.ceil(len(labels) / math.ceil(len(labels) / fit))
 
 
 def _panel(ax: Any, figure: Figure, panel: Panel) -> None:
@@ -101,7 +103,7 @@ def _panel(ax: Any, figure: Figure, panel: Panel) -> None:
         if figure.form == "bars":
             _bars(ax, one)
         else:
-            _series(ax, one, figure.form == "lines")
+            _series(ax, one, figure.form != "points")
     for line in panel.lines:
         ax.axhline(line.at, color="#666666", linewidth=0.9, zorder=1)
         # Named where it lies, at the right edge, and readable where a series passes.

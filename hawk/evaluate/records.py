@@ -29,6 +29,9 @@ class Origin(Enum):
 Value: TypeAlias = float | int | str | None
 Form: TypeAlias = Literal["lines", "points", "bars", "key"]
 
+ORIGIN = "origin"
+"""The column of a table whose cells say where their rows are from."""
+
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -181,12 +184,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column: `form` is a format for numbers; `origin` where all of its numbers come from, if from one."""
+    """A table's column.
+
+    form      a format for numbers, or "digits" for four significant ones without an exponent
+    origin    where all of its numbers come from, if from one
+    right     whether it stands to the right as numbers do; those with a form always
+    """
 
     title: str
     column: str
     form: str = ""
     origin: Origin | None = None
+    right: bool = False
 
     def shown(self, value: Value) -> str:
         """The value as the page shows it."""
@@ -194,6 +203,8 @@ class Column:
             return ""
         if isinstance(value, str) or not self.form:
             return str(value)
+        if self.form == "digits":
+            return f"{float(f'{value:.4g}'):,.15g}"
         return format(value, self.form)
 
 
@@ -218,9 +229,11 @@ class Table:
     @property
     def origins(self) -> tuple[Origin, ...]:
         """Of its columns, and of those cells that say one, each once."""
-        by_text = {origin.value: origin for origin in Origin}
+        by_text: dict[Value, Origin] = {origin.value: origin for origin in Origin}
         said = [c.origin for c in self.columns if c.origin is not None]
-        said += [by_text[v] for row in self.body for v in row if isinstance(v, str) and v in by_text]
+        for at, column in enumerate(self.columns):
+            if column.column == ORIGIN:
+                said += [by_text[row[at]] for row in self.body]
         return tuple(dict.fromkeys(said))
 
     def rows(self) -> tuple[list[str], list[list[Value]]]:

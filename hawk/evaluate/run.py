@@ -74,8 +74,10 @@ def evaluate(options: Options) -> Outcome:
     page.library()
     simulated.library()
     elsewhere = sources.gather(options.given, Origin.ELSEWHERE)
+    if options.devices is not None:
+        here.chosen(options.devices)
     earlier = output.claim(options.out, overwrite=options.overwrite, kept=options.given)
-    output.remove(options.out, earlier)
+    output.begin(options.out, earlier)
     with _progress() as step:
         measured, absent = _measured(options, step)
         found = simulated.simulate(quick=options.quick, seed=options.seed, workers=options.workers, told=step)
@@ -95,6 +97,7 @@ def evaluate(options: Options) -> Outcome:
             **found.facts(),
         }
         files = output.write(options.out, report, facts, [s.path for s in measured])
+        output.remove(options.out, set(earlier) - set(files))
     return Outcome(options.out, files, report.summary, report.absent, facts)
 
 
@@ -102,8 +105,7 @@ def _measured(options: Options, step: Callable[[str], None]) -> tuple[list[Sourc
     if not options.measure:
         return [], [Absent("anything", "measuring was not asked for (--no-measure)")]
     found = here.look()
-    if options.devices is not None:
-        found.devices = options.devices
+    found.devices = options.devices or found.devices
     asked = here.QUICK_SIZES if options.quick else here.SIZES
     sizes, left = here.fitting(asked, available_memory())
     absent = [*found.absent, *left]

@@ -167,7 +167,7 @@ def latency_table(sources: Sequence[Source]) -> Table:
                     )
     caption = (
         "full: as fast as the memories have it; paced: as a link of 25 GB/s would bring the bytes; host: by way of "
-        "the host, over sockets. A direct way is held against GG-Direct at its own rate."
+        "the host, over sockets. Full ways are held against GG-Direct at full rate, others against it as paced."
     )
     return Table("figure-9-table", "Latency by size and way", caption, columns, tuple(rows))
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hawk.cli import cli
 from hawk.errors import InternalError, InvalidArgument, MissingDependency, OutOfMemory
-from hawk.evaluate import Options, evaluate, here, simulated
+from hawk.evaluate import Options, evaluate, here, output, simulated
 from hawk.evaluate.records import Absent, Origin
 from tests.unit.evaluate import made
 
@@ -64,6 +64,30 @@ def test_bad_figures_are_refused_before_anything_is_written(little: None, tmp_pa
     with pytest.raises(InvalidArgument, match=r"bad\.json"):
         evaluate(Options(tmp_path / "out", (bad,)))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("devices", ["gpu", "cuda:0", "cuda:98,cuda:99"])
+def test_devices_that_are_not_there_are_refused_before_anything_is_written(
+    tmp_path: Path, devices: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        evaluate(Options(tmp_path / "out", devices=devices))
+    assert caught.value.field == "devices"
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_run_that_ended_early_left_is_overwritten(little: None, tmp_path: Path) -> None:
+    def ends(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(simulated, "simulate", ends)
+        evaluate(Options(tmp_path, quick=True))
+    assert (tmp_path / "measured" / "between.json").is_file()
+    with pytest.raises(InvalidArgument, match="--overwrite"):
+        output.claim(tmp_path, overwrite=False)
+    output.remove(tmp_path, output.claim(tmp_path, overwrite=True))
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 def test_a_wrong_byte_ends_it(tmp_path: Path) -> None:
@@ -123,6 +147,7 @@ def test_without_the_extra_it_names_it(tmp_path: Path, monkeypatch: pytest.Monke
         (["--from", "x.json"], "--out"),
         (["--out", "x", "--seed", "-1"], "--seed"),
         (["--out", "x", "--workers", "0"], "--workers"),
+        (["--out", "x", "--no-measure", "--devices", "host,host"], "--devices"),
     ],
 )
 def test_usage(arguments: list[str], said: str) -> None:
