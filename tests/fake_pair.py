@@ -50,6 +50,8 @@ class FakePair:
 
     prefill(tokens), fetch(tokens), step(batch)  seconds; either side is `slowed` times as slow while the other works
     rest                                         seconds of HTTP, in front of the prefill
+
+    A fetch is as much slower while a prompt is computed.
     """
 
     def __init__(
@@ -80,18 +82,23 @@ class FakePair:
     async def _work(self, side: str, seconds: float) -> float:
         """Takes so long, or longer beside the other side; how long it was."""
         other = "decode" if side == "prefill" else "prefill"
+        self.busy[side] = True
+        took = await self._stretched(other, seconds)
+        self.busy[side] = False
+        return took
+
+    async def _stretched(self, by: str, seconds: float) -> float:
+        """Takes so long, or longer while that side works; how long it was."""
         if self._slowed == 1.0:
             await asyncio.sleep(seconds)
             return seconds
         took, left = 0.0, seconds
-        self.busy[side] = True
         while left > 1e-9:
-            stretch = self._slowed if self.busy[other] else 1.0
-            slice_ = min(left * stretch, SLICE)
-            await asyncio.sleep(slice_)
-            took += slice_
-            left -= slice_ / stretch
-        self.busy[side] = False
+            stretch = self._slowed if self.busy[by] else 1.0
+            part = min(left * stretch, SLICE)
+            await asyncio.sleep(part)
+            took += part
+            left -= part / stretch
         return took
 
     async def stream(self, way: str, prompt: Sequence[int], tokens: int, spoken: Spoken) -> None:
@@ -109,8 +116,9 @@ class FakePair:
             if way == "prefill":
                 spoken.times.append(clock())
                 return
-            await asyncio.sleep(self._fetch(len(prompt)))
-            self._count("decode", "hawk_fetch_seconds", self._fetch(len(prompt)))
+            self._count(
+                "decode", "hawk_fetch_seconds", await self._stretched("prefill", self._fetch(len(prompt)))
+            )
             self.counted["decode", "hawk_fetched_total"] = (
                 self.counted.get(("decode", "hawk_fetched_total"), 0) + 1
             )

@@ -7,10 +7,11 @@ their busy time the other is busy as well, and it runs until what it was given a
 
     prefill table   * (1 + (slowed prefill(b) - 1) * part of prefill's busy time in which decode is busy)
     decode table    * (1 + (slowed step(b) - 1) * part of decode's busy time in which prefill is busy)
-    fetch table     * (1 + (slowed fetch(b) - 1) * d)
-    rest            + d * (later(b) - half a step), for the other half the simulator has itself
+    fetch table     * (1 + (slowed fetch(b) - 1) * d + (slowed fetch behind - 1) * p)
+    rest            + d * (later(b) - half a step) + p * later behind, for the other half the simulator has itself
 
-with b the mean batch of decode while it is busy, and d the part of prefills that end while it is.
+with b the mean batch of decode while it is busy, d the part of prefills that end while it is, and p the part of those
+that another follows at once.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 ROUNDS = 30
 NEAR = 2e-3
 
+LATE = 0.05
+"""Seconds by which a request may be sent late before that is told."""
+
 LACKS = (
     "An engine asks for a cache at the end of a decode step, and sees at the end of a later one that it has come.",
     "The sides slow each other in the mean over a run, not while both happen to be busy.",
-    "What a fetch takes beside the next prefill is not known: single requests have none.",
     "Decode steps are of the workload's mean context, whatever the requests in them have.",
 )
 """What the simulator leaves out of such a pair."""
@@ -44,7 +47,7 @@ LACKS = (
 
 @dataclass(frozen=True)
 class Timed(Transfer):
-    """A transfer that takes what was measured, by tokens; any number at once."""
+    """A transfer that takes what was measured, by tokens; what is beyond the shortest is bytes, one after another."""
 
     points: tuple[tuple[float, float], ...] = ()
     token_bytes: int = 0
@@ -53,7 +56,8 @@ class Timed(Transfer):
         """Seconds of a request of so many tokens: linear between the points, and as at the nearest outside."""
         seconds = _at(dict(self.points), tokens, 0.0)
         moved = Moved(self.token_bytes * tokens, 1, 1, 1)
-        return Cost(moved, seconds, seconds, 0.0, 0.0, 0.0, 0.0)
+        held = max(0.0, seconds - min(of for _, of in self.points))
+        return Cost(moved, seconds, held, held, held, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,14 @@ class Busy:
     """What the sides see of each other.
 
     prefill  part of decode's busy time in which prefill is busy;  decode: the other way round
-    ends     part of prefills that end while decode is busy
+    ends     part of prefills that end while decode is busy;  goes_on: that another follows at once
     batch    mean batch of decode while it is busy
     """
 
     prefill: float
     decode: float
     ends: float
+    goes_on: float
     batch: float
 
     @classmethod
@@ -75,13 +80,12 @@ class Busy:
         """As a simulation had it."""
         before = _union(outcome.prefill_start, outcome.prefill_end)
         after = _union(outcome.decode_start, outcome.end)
-        both, ends = _common(before, after), outcome.prefill_end
-        inside = np.searchsorted(after[:, 0], ends) - 1
-        busy = (inside >= 0) & (ends < after[np.maximum(inside, 0), 1])
+        both = _common(before, after)
         return cls(
             both / max(1e-9, _length(after)),
             both / max(1e-9, _length(before)),
-            float(busy.mean()),
+            _inside(outcome.prefill_end, after),
+            _inside(outcome.prefill_end, before),
             max(1.0, outcome.mean_batch),
         )
 
@@ -92,9 +96,8 @@ class Busy:
 
     def far(self, other: Busy) -> float:
         """The largest difference of a part."""
-        return max(
-            abs(self.prefill - other.prefill), abs(self.decode - other.decode), abs(self.ends - other.ends)
-        )
+        mine, its = astuple(self)[:-1], astuple(other)[:-1]
+        return float(max(abs(a - b) for a, b in zip(mine, its, strict=True)))
 
 
 def _union(begin: F64, end: F64) -> F64:
@@ -104,6 +107,13 @@ def _union(begin: F64, end: F64) -> F64:
     first = np.concatenate([[True], begin[1:] > latest[:-1]])
     last = np.concatenate([first[1:], [True]])
     return np.stack([begin[first], latest[last]], axis=1)
+
+
+def _inside(when: F64, intervals: F64) -> float:
+    """Part of the times that lie in an interval of a union, and are not its end."""
+    found = np.maximum(np.searchsorted(intervals[:, 0], when, side="right") - 1, 0)
+    inside = (intervals[found, 0] <= when) & (when < intervals[found, 1] - 1e-9)
+    return float(inside.mean())
 
 
 def _length(intervals: F64) -> float:
@@ -125,6 +135,10 @@ def foretell(measured: Measured) -> None:
     measured.lacks = []
     for rate in measured.rates:
         rate.compared = []
+        if rate.late > LATE:
+            measured.lacks.append(
+                f"{rate.fraction:.0%}: a request was sent {rate.late:.2f} s late: the machine had more to do than this"
+            )
         if rate.failed:
             measured.lacks.append(f"{rate.fraction:.0%}: requests failed, so nothing is compared")
             continue
@@ -150,7 +164,7 @@ def apart(measured: Measured, rate: Rate) -> Outcome:
 def shared(measured: Measured, rate: Rate) -> Outcome:
     """With sides that slow each other; see the module."""
     outcome = apart(measured, rate)
-    given = Busy(0.0, 0.0, 0.0, 1.0)
+    given = Busy(0.0, 0.0, 0.0, 0.0, 1.0)
     for _ in range(ROUNDS):
         found = Busy.of(outcome)
         if found.far(given) < NEAR:
@@ -173,9 +187,10 @@ def scenario(measured: Measured, rate: Rate, busy: Busy | None) -> Scenario:
     overhead = min(rest.values())
     if busy is not None:
         prefill = _times(prefill, 1 + (_at(found.slowed("prefill"), busy.batch, 1.0) - 1) * busy.decode)
-        fetch = _times(fetch, 1 + (_at(found.slowed("fetch"), busy.batch, 1.0) - 1) * busy.ends)
+        beside, behind = _at(found.slowed("fetch"), busy.batch, 1.0), found.slowed_behind("fetch")
+        fetch = _times(fetch, 1 + (beside - 1) * busy.ends + (behind - 1) * busy.goes_on)
         late = _at(found.later(), busy.batch, 0.0) - _at(steps, busy.batch, 0.0) / 2
-        overhead += busy.ends * max(0.0, late)
+        overhead += busy.ends * max(0.0, late) + busy.goes_on * found.later_behind()
         steps = _times(steps, 1 + (_at(found.steps_slowed(), busy.batch, 1.0) - 1) * busy.prefill)
     # HTTP of a longer prompt takes longer; where in the request's way that is makes no difference to its end.
     least = min(rest.values())

@@ -1,6 +1,6 @@
 """The rates that a simulator is fed with: what single requests take, and what each side takes beside the other.
 
-Three steps, the first of which has one request at a time in the whole pair:
+Four steps, the first of which has one request at a time in the whole pair:
 
 singles  prompts of each length through the proxy: the engines' own counts of prefill and fetch, the client's time to
          the first token; what is left of that is HTTP, the proxy, and the order of things
@@ -8,6 +8,8 @@ steps    decode steps by the number of requests that decode together, at the wor
          requests side by side, for a step of four cannot be had from one
 beside   single requests through the proxy while so many others decode, and the others' steps during their prefills:
          what the sides take from each other where they share a machine
+behind   single requests with a prompt behind them in the prefill engine's line: what their way to the first token takes
+         while the next prefill goes on
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import contextlib
 import random
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from hawk.bench.load_client import prompt
 from hawk.bench.load_pair import Spoken, settled
@@ -38,6 +41,9 @@ STEPS = 40
 MOST = 1024
 """Tokens of an answer that decodes while single requests are measured: it is cut off before."""
 
+APART = 0.01
+"""Seconds after a single request in which the one behind it is sent: the first has to be at the engine before it."""
+
 BESIDE = 4
 """Requests that decode beside a single one, at most: more of them do not last until all lengths are measured."""
 
@@ -55,7 +61,7 @@ class Rates:
     async def measure(
         self, lengths: Sequence[int], batches: Sequence[int], context: int, runs: int, tell: Tell
     ) -> Calibration:
-        """All three; every length and batch goes once before, unmeasured."""
+        """All four; every length and batch goes once before, unmeasured."""
         found = Calibration()
         for length in lengths:
             await self.single(length)
@@ -68,6 +74,9 @@ class Rates:
         for batch in [batch for batch in batches if batch <= BESIDE]:
             tell(f"single requests beside {batch} that decode")
             found.beside += await self.beside(batch, context, self._mixed(lengths), max(1, runs // 2))
+        for run in range(max(1, runs // 2)):
+            tell(f"single requests before a prefill, {run + 1} of {max(1, runs // 2)}")
+            found.behind += await self.behind(self._mixed(lengths), max(lengths))
         return found
 
     def _mixed(self, lengths: Sequence[int]) -> list[int]:
@@ -79,12 +88,16 @@ class Rates:
     async def _sums(self, side: str, names: Sequence[str]) -> dict[str, float]:
         return await self._pair.counts(side, [f"{name}_{of}" for name in names for of in ("sum", "count")])
 
-    async def single(self, length: int, spoken: Spoken | None = None) -> Single:
-        """One request through the proxy; `spoken` has its times."""
+    async def single(
+        self, length: int, spoken: Spoken | None = None, sending: Callable[[], object] = lambda: None
+    ) -> Single:
+        """One request through the proxy; `spoken` has its times, `sending` is called just before it goes."""
         first = await self._sums("prefill", [PREFILLED])
         second = await self._sums("decode", [PREFILLED, FETCHED])
         spoken = Spoken(0.0) if spoken is None else spoken
-        await self._pair.stream("proxy", self._prompt(length), ANSWER, spoken)
+        prompt = self._prompt(length)
+        sending()
+        await self._pair.stream("proxy", prompt, ANSWER, spoken)
         for side, before in (("prefill", first), ("decode", second)):
             await settled(self._pair, side, f"{PREFILLED}_count", before[f"{PREFILLED}_count"] + 1)
         first_then = await self._sums("prefill", [PREFILLED])
@@ -131,6 +144,29 @@ class Rates:
         others = statistics.fmean(gaps) if gaps else None
         return [Beside(batch=batch, others=others, one=single) for single in found]
 
+    async def behind(self, lengths: Sequence[int], longest: int) -> list[Single]:
+        """Single requests of each length, each with a prompt of the longest behind it; those that it outlasts."""
+        found = []
+        for length in lengths:
+            before = (await self._sums("prefill", [PREFILLED]))[f"{PREFILLED}_count"]
+            followers: list[asyncio.Future[None]] = []
+            try:
+                single = await self.single(length, sending=partial(self._send, longest, followers))
+                if not followers[0].done():
+                    found.append(single)
+                await followers[0]
+            finally:
+                await _ended(*followers)
+            await settled(self._pair, "prefill", f"{PREFILLED}_count", before + 2)
+        return found
+
+    def _send(self, length: int, sent: list[asyncio.Future[None]]) -> None:
+        sent.append(asyncio.ensure_future(self._follow(length)))
+
+    async def _follow(self, length: int) -> None:
+        await asyncio.sleep(APART)
+        await self._pair.stream("prefill", self._prompt(length), 1, Spoken(0.0))
+
     @contextlib.asynccontextmanager
     async def _decoding(self, batch: int, context: int, tokens: int) -> AsyncIterator[list[Spoken]]:
         """So many requests that the decode engine computes alone, once each has two tokens; they end with the block."""
@@ -147,12 +183,17 @@ class Rates:
                 await asyncio.sleep(_LOOK)
             yield streams
         finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for fault in ended:
-            if isinstance(fault, Exception):
-                raise fault
+            faults = await _ended(*tasks)
+        if faults:
+            raise faults[0]
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> list[Exception]:
+    """Cancels what is not over; with what went wrong before, when all is."""
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return [fault for fault in ended if isinstance(fault, Exception)]
 
 
 def _gaps(spoken: Spoken) -> list[tuple[float, float]]:

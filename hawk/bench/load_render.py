@@ -46,6 +46,15 @@ def render(result: Measured, console: Console) -> None:
             *(f"x {of[batch]:.2f}" if batch in of else "" for of in (steps, prefill, fetch)),
             f"+ {1e3 * later[batch]:.1f}" if batch in later else "",
         )
+    if found.behind:
+        table.add_row(
+            "the next prefill",
+            "",
+            "",
+            "",
+            f"x {found.slowed_behind('fetch'):.2f}",
+            f"+ {1e3 * found.later_behind():.1f}",
+        )
     console.print(table)
 
     table = Table(title="time to the first token, ms")

@@ -85,11 +85,12 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, kw_only=True):
-    """All that the simulator is told of the pair."""
+    """All that the simulator is told of the pair; `behind` are single requests before another's prefill."""
 
     singles: list[Single] = []
     steps: list[Step] = []
     beside: list[Beside] = []
+    behind: list[Single] = []
 
     def lengths(self) -> list[int]:
         """Of single prompts."""
@@ -108,19 +109,33 @@ class Calibration(msgspec.Struct, kw_only=True):
 
     def slowed(self, what: str) -> dict[int, float]:
         """How many times as long a part of a single request takes beside a batch that decodes: the median, by batch."""
-        alone, found = self.table(what), {}
-        for batch in sorted({entry.batch for entry in self.beside}):
-            those = [entry.one for entry in self.beside if entry.batch == batch]
-            found[batch] = max(1.0, statistics.median(getattr(o, what) / alone[o.input] for o in those))
-        return found
+        return {batch: self._times(what, ones) for batch, ones in self._beside().items()}
 
     def later(self) -> dict[int, float]:
         """By how many seconds `rest` is longer beside a batch that decodes: the median, by batch."""
-        alone, found = self.table("rest"), {}
-        for batch in sorted({entry.batch for entry in self.beside}):
-            those = [entry.one for entry in self.beside if entry.batch == batch]
-            found[batch] = max(0.0, statistics.median(o.rest - alone[o.input] for o in those))
+        return {batch: self._more("rest", ones) for batch, ones in self._beside().items()}
+
+    def slowed_behind(self, what: str) -> float:
+        """How many times as long a part of a single request takes before another's prefill: the median."""
+        return self._times(what, self.behind)
+
+    def later_behind(self) -> float:
+        """By how many seconds `rest` is longer before another's prefill: the median."""
+        return self._more("rest", self.behind)
+
+    def _beside(self) -> dict[int, list[Single]]:
+        found: dict[int, list[Single]] = {}
+        for entry in sorted(self.beside, key=lambda entry: entry.batch):
+            found.setdefault(entry.batch, []).append(entry.one)
         return found
+
+    def _times(self, what: str, ones: Sequence[Single]) -> float:
+        alone = self.table(what)
+        return max(1.0, statistics.median([float(getattr(o, what)) / alone[o.input] for o in ones] or [1.0]))
+
+    def _more(self, what: str, ones: Sequence[Single]) -> float:
+        alone = self.table(what)
+        return max(0.0, statistics.median([float(getattr(o, what)) - alone[o.input] for o in ones] or [0.0]))
 
     def steps_slowed(self) -> dict[int, float]:
         """How many times as long a decode step takes beside a prefill, by batch."""
@@ -308,12 +323,14 @@ def read(path: str | Path) -> Measured:
             raise InvalidArgument(
                 "nothing was measured", field=f"$.calibration.{field}", got="none", expected="1 or more"
             )
-    for number, entry in enumerate(found.calibration.beside):
-        if entry.one.input not in lengths:
+    others = {f"beside[{n}].one": entry.one for n, entry in enumerate(found.calibration.beside)}
+    others |= {f"behind[{n}]": one for n, one in enumerate(found.calibration.behind)}
+    for name, one in others.items():
+        if one.input not in lengths:
             raise InvalidArgument(
                 "no single request of this length",
-                field=f"$.calibration.beside[{number}].one.input",
-                got=entry.one.input,
+                field=f"$.calibration.{name}.input",
+                got=one.input,
                 expected=", ".join(map(str, lengths)),
                 file=str(path),
             )

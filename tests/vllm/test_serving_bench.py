@@ -14,8 +14,8 @@ from tests.vllm.conftest import PYTHON
 def test_a_pair_under_load_is_measured_and_foretold(tmp_path: Path) -> None:
     found = load.run(python=str(PYTHON), fractions=(0.3,), requests=12, quick=True)
     (rate,) = found.rates
+    assert rate.failed == [], found.logs
     assert len(rate.requests) == rate.fetched == 12
-    assert rate.failed == []
     for request in rate.requests:
         assert request.first is not None
         assert request.last is not None

@@ -69,6 +69,9 @@ def test_what_the_sides_take_from_each_other_is_seen() -> None:
     assert found.slowed("prefill") == pytest.approx({2: 1.5})
     assert found.steps_slowed() == pytest.approx({2: 1.5}, rel=0.05)
     assert found.step_table() == pytest.approx({2: 0.014})  # alone
+    assert found.slowed_behind("fetch") == pytest.approx(1.5)
+    assert found.later_behind() < 1e-6
+    assert [one.input for one in found.behind] in ([500, 1000], [1000, 500])
 
 
 def test_a_prompt_that_decode_computed_itself_is_no_fetch() -> None:
