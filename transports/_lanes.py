@@ -256,8 +256,8 @@ class Lanes:
                 work.error = None  # as below
             raise
         if not done.done():
-            late = DeadlineExceeded("the read did not end in time", timeout=timeout, peer=self._lanes[0].peer)
-            self._stop(work, late)
+            said = "the read did not end in time"
+            self._stop(work, DeadlineExceeded(said, timeout=timeout, peer=self._lanes[0].peer))
             await outlast(done)
         try:
             if work.error is not None:

@@ -51,8 +51,9 @@ class Dialogue:
 
     async def ask(self, question: _wire.Enter | _wire.Renew | _wire.Push) -> _wire.Answer:
         """The answer to a question, whose `seq` is set here.  Raises `TransferFailed` when the connection ends."""
-        _, answer = self.send(question)
-        return await answer
+        return await self.send(question)[
+            1
+        ]  # held by nobody: what it fails with has this frame in its traceback
 
     def send(
         self, question: _wire.Enter | _wire.Renew | _wire.Push

@@ -209,6 +209,7 @@ class Inlet:
             del self._attempts[mark]
             if not attempt.heard.done() or not attempt.heard.result():
                 await outlast(asyncio.get_running_loop().create_task(self._stop(seq, answer, attempt)))
+            del answer, waiting  # what it failed with has this frame in its traceback
         return False
 
     def _give(self, slot: int, answer: asyncio.Future[_wire.Answer] | None = None) -> None:
@@ -246,7 +247,10 @@ class Inlet:
 
     def _said(self, answer: asyncio.Future[_wire.Answer]) -> _wire.Answer:
         """The answer to a push, where it is no end of the read; queue pairs that it says are broken are ended."""
-        said = answer.result()
+        try:
+            said = answer.result()
+        finally:
+            del answer  # as in `_attempt`
         if isinstance(said, _wire.Refused):
             for way in self.ways:
                 if way.end is not None and way.end.number in said.broken:

@@ -130,7 +130,14 @@ class Work:
 
     def _settle(self) -> None:
         if self.flying == 0 and not self.waiting and not self.done.done():
+            self._forget()
             self.done.set_result(None)
+
+    def _forget(self) -> None:
+        """Lets go what is not posted any more: it refers to us in turn, and we to the regions."""
+        self._batches = iter(())
+        self._again.clear()
+        self._next = None
 
 
 class Reading(Work):
@@ -226,6 +233,10 @@ class Writing(Work):
         """See `Work.stop`."""
         self.marks.clear()
         super().stop(error)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.marks.clear()
 
 
 def written(push: Push, rows: I64, local: Registered, shape: Shape) -> Iterator[Batch]:
