@@ -23,7 +23,8 @@ async def observe(agent: Agent, stack: contextlib.AsyncExitStack, look: Callable
     `look` is called often by the thread that watches, see `Watchdog`.
     """
     config = agent.config.agent
-    watch = LoopWatch(config.max_lag, agent.metrics.loop_lag)
+    watched = bool(config.observe) or not agent.embedded
+    watch = LoopWatch(config.max_lag, agent.metrics.loop_lag, alone=not watched)
     watch.start()
     stack.callback(watch.stop)
     agent.metrics.watch(lambda: report.measure(agent))
@@ -32,7 +33,7 @@ async def observe(agent: Agent, stack: contextlib.AsyncExitStack, look: Callable
         server = ObserveServer(
             config.observe, agent.metrics, lambda: report.not_ready(agent), alive=watch.trouble
         )
-    if server is not None or not agent.embedded:
+    if watched:
         watchdog = Watchdog(watch, server, look)
         stack.push_async_callback(watchdog.close)
         await watchdog.start()

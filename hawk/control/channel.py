@@ -167,15 +167,22 @@ class Channel(Generic[T]):
             return
         if self._refused is not None:
             raise self._refused
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = patient
+        until = loop.time() + timeout
         try:
-            async with asyncio.timeout(timeout):
-                await waiter
-        except TimeoutError:
-            raise self._unreachable(timeout) from None
+            await asyncio.wait({waiter}, timeout=timeout)
+            if not waiter.done() and loop.time() - until > self._beat.interval:
+                # This loop stood still, and the deadline comes before what was said meanwhile is read.
+                await asyncio.wait({waiter}, timeout=self._beat.interval)
+            if not waiter.done():
+                raise self._unreachable(timeout)
+            waiter.result()
         finally:
             del self._waiters[waiter]
+            if not waiter.cancel() and not waiter.cancelled():
+                waiter.exception()  # asked for, whoever was cancelled meanwhile
 
     def send(self, message: object) -> None:
         """Sends to the server, without waiting.

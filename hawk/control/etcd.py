@@ -75,6 +75,7 @@ class EtcdPeers(DnsPeers):
         self._there: Entry | None = None  # under our own name
         self._lease, self._lasts = 0, lease
         self._rival = ""
+        self._registered, self._taker = False, ""  # ever, and the run that has written over it since
         self._fault: str = "not reached yet"
         self._since = time.monotonic()
         self._current = asyncio.Event()
@@ -232,7 +233,12 @@ class EtcdPeers(DnsPeers):
         key = self._under + self._name
         while True:
             found = None if there is None else _record(there)
-            if found is not None and own.generation != found.generation and own.address != found.address:
+            # One at this address is an earlier run of this agent, unless it came after this one.
+            if (
+                found is not None
+                and own.generation != found.generation
+                and (own.address != found.address or found.generation == self._taker)
+            ):
                 if not self._rival:
                     log.error(
                         "another agent is registered under this name", name=self._name, address=found.address
@@ -244,7 +250,7 @@ class EtcdPeers(DnsPeers):
                 break
             if there.value is None:
                 there = None
-        self._rival = ""
+        self._rival, self._registered = "", True
 
     def _note(self, entries: Sequence[Entry]) -> None:
         """Takes over what was read, or has changed."""
@@ -258,6 +264,8 @@ class EtcdPeers(DnsPeers):
                 log.warning("a record cannot be used", name=name[:64], value=entry.value[:200])
             if name == self._name:
                 self._there = None if entry.value is None else entry
+                if record is not None and self._registered:
+                    self._look_at_own(record)
                 continue
             if record is not None and len(self._records) >= MOST and name not in self._records:
                 log.warning("more agents are registered than are kept in mind", name=name, most=MOST)
@@ -268,6 +276,20 @@ class EtcdPeers(DnsPeers):
                 self._records[name] = record
             self._place(name)
         self._on_change()
+
+    def _look_at_own(self, record: Registration) -> None:
+        """Somebody has written this agent's record: it may have been another agent, which takes it for its own."""
+        if record.generation in (self._own().generation, self._taker):
+            return
+        self._taker = record.generation
+        self._rival = f"another agent has taken its place, under the name {self._name}, at {record.address}"
+        log.error(
+            "another agent has taken this one's place in the directory",
+            name=self._name,
+            address=record.address,
+            generation=record.generation,
+            hint="Two agents run with one agent.name, and advertise one address: give each its own",
+        )
 
     def _place(self, name: str) -> None:
         """Where a name is looked for: at the configured address, or else the registered one."""

@@ -35,7 +35,7 @@ from hawk.errors import Aborted, DeadlineExceeded, HawkError, InternalError, Lea
 from hawk.jobs.ahead import Ahead
 from hawk.jobs.caches import compile_descr, part_of, write_part
 from hawk.jobs.chunks import agreed
-from hawk.jobs.dialogue import SILENCE, UNNEEDED
+from hawk.jobs.dialogue import NUDGE, SILENCE, UNNEEDED
 from hawk.jobs.retilers import Portion
 from hawk.jobs.room import RoomAsk
 from hawk.jobs.scheduler import Ask
@@ -221,7 +221,7 @@ class ServeJob(Stoppable):
         if self._transport is None:
             raise NotViable("the peer has no such transport", field="transport", got=fetch.transport)
         # Until its turn comes the consumer asks again and again; one that does not has given up, and its word was lost.
-        self._lease = Lease(max(context.lease, SILENCE), self._lease_ran_out)
+        self._lease = Lease(max(context.lease, SILENCE), self._lease_ran_out, grace=NUDGE)
         target = compile_descr(fetch.target)
         blocks = unpack_blocks(fetch.blocks)
         wanted = part_of(fetch.target)
@@ -246,7 +246,7 @@ class ServeJob(Stoppable):
         self.state, self.phase = State.QUEUED, "turn"
         await self.place.work(self._ask(self._left))
         self._lease.end()
-        self._lease = Lease(context.lease, self._lease_ran_out)
+        self._lease = Lease(context.lease, self._lease_ran_out, grace=NUDGE)
         self.state = State.PREPARING
         into = TargetPlans(target, blocks, selection)
         self._sealer = Sealer(context.verifier, fetch, into.plan)

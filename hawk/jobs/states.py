@@ -48,10 +48,22 @@ class Lease:
 
     `on_expiry` is called once, from the event loop, when `seconds` have passed since the last renewal; the first
     period begins at loop time `since`, or now.
+
+    Whoever gives a right may leave it to others for longer: with `grace`, an end to which this loop comes more than so
+    many seconds late, because it stood still itself, is put off once by as many, for renewals that were not read yet.
     """
 
-    def __init__(self, seconds: float, on_expiry: Callable[[], None], *, since: float | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        on_expiry: Callable[[], None],
+        *,
+        since: float | None = None,
+        grace: float | None = None,
+    ) -> None:
         self.seconds = seconds
+        self._grace = grace
+        self._put_off = False
         self._loop = asyncio.get_running_loop()
         self._until = (self._loop.time() if since is None else since) + seconds
         self._on_expiry = on_expiry
@@ -64,8 +76,9 @@ class Lease:
 
     def renew(self, since: float | None = None) -> bool:
         """Starts the period anew, at loop time `since` (now if not given).  False if it had expired already."""
-        if self._timer is None or self.remaining <= 0:
+        if self._timer is None or (self.remaining <= 0 and not self._late()):
             return False
+        self._put_off = False
         start = self._loop.time() if since is None else since
         self._until = max(self._until, start + self.seconds)
         return True
@@ -79,11 +92,18 @@ class Lease:
     def _check(self) -> None:
         if self._timer is None:
             return
+        if self.remaining <= 0 and self._late():
+            assert self._grace is not None
+            self._put_off, self._until = True, self._loop.time() + self._grace
         if self.remaining > 0:
             self._timer = self._loop.call_at(self._until, self._check)
             return
         self._timer = None
         self._on_expiry()
+
+    def _late(self) -> bool:
+        """Whether this loop has come to the end so late that it may be put off."""
+        return self._grace is not None and not self._put_off and -self.remaining > self._grace
 
 
 class Stoppable:

@@ -36,10 +36,12 @@ class LoopWatch:
 
     limit     seconds without a turn after which the loop counts as stuck
     observe   told how late each timer was, in seconds
+    alone     no `Watchdog` looks at it, so it tells afterwards, itself, that the loop was stuck
     """
 
-    def __init__(self, limit: float, observe: Callable[[float], None]) -> None:
+    def __init__(self, limit: float, observe: Callable[[float], None], *, alone: bool = False) -> None:
         self.limit = limit
+        self._alone = alone
         self.thread = threading.get_ident()
         self._observe = observe
         self._loop = asyncio.get_running_loop()
@@ -61,7 +63,14 @@ class LoopWatch:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._observe(max(0.0, now - self._due))
+        late = max(0.0, now - self._due)
+        self._observe(late)
+        if self._alone and late > self.limit:
+            log.warning(
+                "the event loop stood still, and whoever waited for this agent with it",
+                stood_seconds=round(late, 1),
+                hint="The program that it is part of kept Python's lock, or had no processor",
+            )
         self._last, self._due = now, now + INTERVAL
         self._timer = self._loop.call_later(INTERVAL, self._tick)
 

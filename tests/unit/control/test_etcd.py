@@ -126,6 +126,26 @@ async def test_an_agent_that_comes_back_elsewhere_is_found_there(shared: EtcdSer
                 assert await p.resolve("d0") == where
 
 
+async def test_an_agent_whose_place_was_taken_knows_it_and_comes_back(
+    shared: EtcdServer, prefix: str
+) -> None:
+    """The second takes the first for its own earlier run: both have one name, and say one address."""
+    async with agent("p0", shared.url, prefix=prefix) as watching:
+
+        def there() -> str:
+            return watching.registered()["d0"].generation if "d0" in watching.registered() else ""
+
+        async with agent("d0", shared.url, prefix=prefix, run=5) as first:
+            await becomes(lambda: first.state == "etcd, 2 agents", "registered")
+            async with agent("d0", shared.url, prefix=prefix, run=6) as second:
+                await becomes(lambda: "not registered: another agent" in first.state, "noticed")
+                await first._register()  # as it does again and again: what came later stays
+                assert "not registered: another agent" in first.state
+                assert int(there(), 16) == 6
+                assert second.state == "etcd, 2 agents"
+            await becomes(lambda: first.state == "etcd, 2 agents" and int(there() or "0", 16) == 5, "back")
+
+
 async def test_a_name_has_one_agent(shared: EtcdServer, prefix: str) -> None:
     """The second waits until the first has gone; one at the same address is the next run of the first."""
     async with agent("p0", shared.url, prefix=prefix) as watching:

@@ -10,6 +10,7 @@ import pytest
 
 from hawk.errors import Aborted, HawkError, InternalError
 from hawk.jobs.states import Lease, Stoppable, settle
+from tests.unit.jobs.clock import ClockLoop
 
 
 async def test_a_lease_ends_once_and_not_before_its_time() -> None:
@@ -39,6 +40,49 @@ async def test_a_lease_that_began_too_long_ago_is_over_at_once() -> None:
     lease = Lease(1, lambda: ended.set_result(None), since=loop.time() - 2)
     assert not lease.renew()
     await asyncio.wait_for(ended, 10)
+
+
+@pytest.mark.parametrize(
+    ("late", "heard", "held"), [(0.5, True, False), (9.0, True, True), (9.0, False, False)]
+)
+def test_who_gives_a_lease_and_stood_still_hears_first_what_was_said(
+    late: float, heard: bool, held: bool
+) -> None:
+    loop, ended = ClockLoop(), [0]
+
+    def over() -> None:
+        ended[0] += 1
+
+    lease = loop.do(lambda: Lease(10.0, over, grace=1.0))
+    loop.now += (
+        10.0 + late
+    )  # no turn of the loop in all that time: the timer comes before what lies in the sockets
+    loop.settle()
+    loop.do(lambda: None)
+    assert ended == [late < 1.0]
+    if heard:
+        assert loop.do(lease.renew) is held
+        loop.advance(9.9)
+        assert ended == [not held]
+        loop.now += 5.0
+    loop.advance(0.9)
+    if not heard:
+        assert ended == [0]
+    loop.advance(2.0)
+    assert ended == [1]  # and put off once
+    lease.end()
+    loop.close()
+
+
+def test_a_message_before_the_timer_of_a_lease_that_was_put_off_renews_it() -> None:
+    loop, ended = ClockLoop(), []
+    lease = loop.do(lambda: Lease(10.0, lambda: ended.append(1), grace=1.0))
+    loop.now += 19.0
+    assert loop.do(lease.renew)
+    assert lease.remaining == pytest.approx(10.0)
+    assert not ended
+    lease.end()
+    loop.close()
 
 
 async def test_an_ended_lease_says_nothing() -> None:

@@ -87,3 +87,16 @@ async def test_a_watch_that_was_stopped_says_nothing() -> None:
     watch.stop()
     watch.stop()
     assert watch.late() == 0.0
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_loop_that_nobody_looks_at_tells_afterwards_that_it_stood_still(
+    alone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = LoopWatch(0.2, lambda late: None, alone=alone)
+    with caplog.at_level(logging.WARNING, "hawk.observe.watchdog"):
+        watch.start()
+        watch._due -= 5.0  # so long ago it was to have its turn
+        watch._tick()
+        watch.stop()
+        assert ("stood still" in caplog.text) is alone
