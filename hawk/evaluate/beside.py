@@ -25,6 +25,9 @@ _MARKS = {"paper": Origin.PAPER, "assumed": Origin.ASSUMED, "measured": Origin.E
 _DEVICES = ("a100", "h100", "p150a")
 _GGH = "ggh-direct"
 
+NEAR = 0.1
+"""A difference of this part of the paper's number is near."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -253,11 +256,34 @@ def order(found: Simulated) -> Table:
     return Table("order", "The order of the four configurations", caption, columns, tuple(rows))
 
 
+def verdict(found: Simulated) -> tuple[str, list[str]]:
+    """How many of the paper's numbers come out within `NEAR`, as a sentence, and those that do not."""
+    rows = compared(found)
+    far = [c for c in rows if c.difference is None or abs(c.difference) > NEAR]
+    far = [c for c in far if c.paper is not None or c.simulated is not None]
+    sentence = (
+        f"Of {len(rows)} numbers of the paper, {len(rows) - len(far)} come out within {NEAR:.0%}; some of these are "
+        "what the calibration was chosen by."
+    )
+    return sentence, [_told(c) for c in far]
+
+
+def _told(one: Comparison) -> str:
+    where = f", {one.workload}" if one.workload else ""
+    paper_says, ours = ("never" if v is None else format(v, one.form) for v in (one.paper, one.simulated))
+    return f"{one.what}{where}: {ours} (paper: {paper_says})"
+
+
 def sections(found: Simulated, _: object = None) -> list[Section]:
     """Efficiency, then the paper beside all of it."""
+    sentence, far = verdict(found)
+    words = [
+        f"Calibration {found.calibration!r}: {load_calibration(found.calibration).summary}. {sentence}",
+        f"What does not fit: {'; '.join(far)}." if far else "Nothing lies further off.",
+    ]
     return [
         Section("Efficiency", [], [efficiency(found, 8), efficiency(found, 9)]),
-        Section("Beside the paper", [], [against_paper(found), order(found)]),
+        Section("Beside the paper", words, [against_paper(found), order(found)]),
     ]
 
 

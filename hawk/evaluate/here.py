@@ -33,7 +33,7 @@ RUNS, QUICK_RUNS = 5, 3
 PAIRS = ("nhd > tiles", "nhd > tiles:bfp8_b", "tiles > nhd")
 """Conversions that the report shows: what HAWK does on the prefill side, to bf16 and to block floats, and back."""
 
-_SPARE = 1 << 30
+_SPARE = 2 << 30
 _COPIES = 8
 """Times the largest request that its pools, arenas, landing place and checks take, beside the sources themselves."""
 

@@ -29,6 +29,7 @@ def summary(
     told += _buffer([*measured, *elsewhere])
     told += _knees(found)
     told += _efficiency(found)
+    told.append(f"{beside.verdict(found)[0]} What does not fit is named below.")
     told += _reality([*measured, *elsewhere])
     told.append(
         "What is simulated is no measurement: it follows from the inputs at the end, some of which are assumed and "

@@ -52,6 +52,17 @@ def test_without_a_knee_there_is_no_ratio() -> None:
     assert any(row[0] == "summarization" and row[5] for row in beside.efficiency(found, 9).body)
 
 
+def test_what_does_not_fit_is_said() -> None:
+    found = made.simulated()
+    sentence, far = beside.verdict(found)
+    count = len(beside.compared(found))
+    assert f"Of {count} numbers" in sentence
+    assert f", {count - len(far)} come" in sentence
+    assert not any("GN-Host at 90 %" in line for line in far)  # never in both
+    found.knees["chatbot", "gn-host"] = found.knees["chatbot", "gg-host"]
+    assert any("GN-Host at 90 % attainment, chatbot" in line for line in beside.verdict(found)[1])
+
+
 def test_the_order_is_held_against_the_papers() -> None:
     found = made.simulated()
     assert all(row[3] == "yes" for row in beside.order(found).body)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawk.bench import fragmentation
+from hawk.bench import fragmentation, load_result
 from hawk.bench.samples import stamped
 from hawk.errors import InvalidArgument
 from hawk.evaluate import sources
@@ -48,6 +48,34 @@ def test_what_was_measured_on_gpus_is_in_the_repository_and_is_read() -> None:
     found = sources.gather([ROOT / "docs" / "measured" / "two-h200"], Origin.ELSEWHERE)
     assert {s.benchmark for s in found} == {"between", "gpu", "retile_cuda"}
     assert all("H200" in s.machine for s in found)
+
+
+def test_what_a_pair_under_load_writes_is_read(tmp_path: Path) -> None:
+    def request(first: float | None) -> load_result.Request:
+        return load_result.Request(
+            due=0.5, sent=0.5, first=first, last=first, input=8, output=2, error="" if first else "503"
+        )
+
+    compared = [load_result.Compared(model="alone", percentile=90, measured=0.5, predicted=0.45)]
+    rates = [
+        load_result.Rate(
+            fraction=0.4, per_second=2.0, warm_up=0, requests=[request(0.7)], fetched=1, compared=compared
+        ),
+        load_result.Rate(fraction=0.8, per_second=4.0, warm_up=0, requests=[request(None)], fetched=0),
+    ]
+    whole = load_result.Measured(
+        date="2026-01-02",
+        machine=made.MACHINE,
+        versions={},
+        seed=1,
+        setting={},
+        rates=rates,
+        lacks=["a line"],
+    )
+    found = read(tmp_path, stamped("load", whole.to_dict()))
+    assert found.benchmark == "load"
+    assert found.data.rates[0].compared[0].predicted == 0.45
+    assert found.data.lacks == ["a line"]
 
 
 def test_a_benchmark_that_no_report_shows_is_known(tmp_path: Path) -> None:
