@@ -147,6 +147,22 @@ def fragmentation(as_json: bool, channels: int, capacity: int, seed: int) -> Non
 
 @bench.command()
 @click.option(
+    "--nodes",
+    "nodes",
+    type=click.IntRange(2),
+    multiple=True,
+    help="Nodes of a cluster; may be given again.  [default: 10, 100, 1000]",
+)
+@click.option("--requests", type=click.IntRange(1), help="Requests on each.  [default: 20000]")
+@click.option("--seed", type=click.IntRange(0), help="Of all that is random.  [default: 0]")
+@_json
+def simulator(as_json: bool, **options: Any) -> None:
+    """What simulating serving costs: events a request and time an event, as a cluster grows."""
+    _bench("simulator", as_json, **options)
+
+
+@bench.command()
+@click.option(
     "--tokens",
     multiple=True,
     type=click.IntRange(1, 1 << 20),

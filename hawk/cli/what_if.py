@@ -187,7 +187,7 @@ def _asked(said: dict[str, Any]) -> tuple[Any, list[Option]]:
         transfers[0],
         model=said["model"],
         rate=rate,
-        requests=asked(workload, rate, slo, requests=said["requests"]),
+        requests=asked(workload, rate, said["requests"]),
         seed=said["seed"],
         slo=slo,
     )

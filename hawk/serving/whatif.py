@@ -7,10 +7,12 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hawk.errors import InvalidArgument
 from hawk.serving.engine import simulate
 from hawk.serving.figures import number
-from hawk.serving.scenario import MOST_INSTANCES, Decode, Prefill, Scenario, Slo
+from hawk.serving.scenario import MOST_INSTANCES
 from hawk.serving.sweep import spread
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from hawk.serving.device import Device
     from hawk.serving.outcome import Outcome
+    from hawk.serving.scenario import Scenario
     from hawk.serving.transfer import Transfer
     from hawk.serving.workload import Workload
 
@@ -48,10 +51,8 @@ class Option:
         p, d = self.ratio
         return replace(
             base,
-            prefill=Prefill(
-                self.prefill, self.prefill_tp, p * times, base.prefill.max_tokens, base.prefill.chunk
-            ),
-            decode=Decode(self.decode, self.decode_tp, d * times, max_batch=base.decode.max_batch),
+            prefill=replace(base.prefill, device=self.prefill, tp=self.prefill_tp, instances=p * times),
+            decode=replace(base.decode, device=self.decode, tp=self.decode_tp, instances=d * times),
             transfer=self.transfer,
         )
 
@@ -113,29 +114,45 @@ def options(
     ]
 
 
-def asked(workload: Workload, rate: float | None, slo: Slo, *, requests: int | None = None) -> int | None:
+def asked(workload: Workload, rate: float | None, requests: int | None = None) -> int | None:
     """How many requests are simulated where `requests` does not say: enough for several answers' time."""
-    number(slo.ttft, "slo.ttft")
     if requests is not None or workload.recorded or rate is None:
         return requests
     return int(min(max(LEAST_REQUESTS, rate * SECONDS), MOST_REQUESTS))
 
 
+def _least(base: Scenario, option: Option, most: int) -> int:
+    """Times the ratio below which prompts alone are more than the prefill instances can compute.
+
+    Simulating what drowns takes as long as simulating what does not.  Only where arrivals go on for far longer than a
+    first token may take: a short burst can be answered late and still in time.
+    """
+    before, _ = option.scenario(base, 1).rates()
+    drawn = base.workload.draw(base.rate, base.requests, base.seed)
+    span = float(drawn.arrival[-1] - drawn.arrival[0])
+    if span < 20 * base.slo.ttft:
+        return 1
+    lengths, counts = np.unique(drawn.input, return_counts=True)
+    # Without the fixed part of a step, which prompts may share.
+    work = sum(before.work(0, int(n)) * int(count) for n, count in zip(lengths, counts, strict=True))
+    return min(most, max(1, int(0.8 * work / span / option.ratio[0])))
+
+
 def _smallest(base: Scenario, attainment: float, most: int, option: Option) -> Answer:
     """Doubles and halves: one more of each instance never makes the promise worse, but for chance."""
     try:
-        option.scenario(base, 1).rates()
+        times = _least(base, option, most)
     except InvalidArgument as error:
         return Answer(option, 0, None, str(error))
-    low, times, best = 0, 1, None
-    while True:
+    low, best = times - 1, None
+    while best is None:
         outcome = simulate(option.scenario(base, times))
         if outcome.attainment >= attainment:
             best = outcome
-            break
-        if times >= most:
+        elif times >= most:
             return Answer(option, 0, outcome, f"does not hold with {most} times as many either")
-        low, times = times, min(2 * times, most)
+        else:
+            low, times = times, min(2 * times, most)
     while times - low > 1:
         middle = (low + times) // 2
         outcome = simulate(option.scenario(base, middle))
