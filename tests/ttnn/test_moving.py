@@ -46,10 +46,11 @@ def run(library: str, folder: Path, each: int, wrong: bool = False) -> dict:
         initializer=moving.settle,
         initargs=(library, str(folder)),
     ) as pool:
-        return pool.submit(moving.moved, each, wrong).result(timeout=110)
+        return pool.submit(moving.moved, each, wrong).result(timeout=350)
 
 
 @absent
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", LIBRARIES or [""])
 def test_the_program_moves_what_it_is_told_on_a_simulated_chip(library, tmp_path):
     found = run(library, tmp_path, 12)
@@ -59,5 +60,6 @@ def test_the_program_moves_what_it_is_told_on_a_simulated_chip(library, tmp_path
 
 
 @absent
+@pytest.mark.timeout(400)
 def test_a_row_that_was_not_moved_is_seen(tmp_path):
     assert run(LIBRARIES[0], tmp_path, 2, wrong=True)["differ"] > 0

@@ -31,8 +31,8 @@ def run(library: str, folder: Path, codec: str, swap: bool = False) -> dict:
 @absent
 @pytest.mark.parametrize("library", LIBRARIES or [""])
 @pytest.mark.parametrize("codec", ["bfp8_b", "bf16"])
-def test_a_request_lies_in_dram_as_ttnn_would_have_it(library, codec, tmp_path):
-    found = run(library, tmp_path, codec)
+def test_a_request_lies_in_dram_as_ttnn_would_have_it(library, codec, short_path):
+    found = run(library, short_path, codec)
     assert found["faults"] == []
     # Few and large: less than one write for each of its pages.
     assert found["writes"]["written_bytes"] == found["writes"]["moved"]
@@ -41,5 +41,5 @@ def test_a_request_lies_in_dram_as_ttnn_would_have_it(library, codec, tmp_path):
 
 
 @absent
-def test_a_wrong_bank_is_seen(tmp_path):
-    assert run(LIBRARIES[0], tmp_path, "bfp8_b", True)["faults"]
+def test_a_wrong_bank_is_seen(short_path):
+    assert run(LIBRARIES[0], short_path, "bfp8_b", True)["faults"]

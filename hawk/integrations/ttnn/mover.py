@@ -8,10 +8,10 @@ ttnn 0.81's), and one chunk of a request has thousands of moves.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
-from concurrent.futures import Future
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ import numpy as np
 
 from hawk.arguments import count as whole
 from hawk.arguments import instance
-from hawk.errors import DeviceReset, HawkMemoryError, InvalidArgument, MissingDependency
+from hawk.errors import DeviceReset, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
 from hawk.integrations.ttnn import api, trial
+from hawk.integrations.ttnn.calling import Turn, in_a_thread
 from hawk.integrations.ttnn.moves import MOVE_BYTES, PAGE_BYTES, PAGE_WORDS, Shares, launches
 from hawk.integrations.ttnn.reserving import banks as banks_of
 from hawk.integrations.ttnn.reserving import chips, rows
@@ -100,6 +101,14 @@ class BankMover:
         self._align = int(ttnn.get_dram_alignment())
         self.reservation = instance(reservation, Reservation, "reservation", "a Reservation")
         self._chip, coordinate = _place(device, reservation)
+        for name, value in (
+            ("cost", cost),
+            ("row_cost", row_cost),
+            ("call_cost", call_cost),
+            ("timeout", timeout),
+        ):
+            if not value >= 0:
+                raise InvalidArgument("no number of seconds", field=name, got=value, expected="0 or more")
         _limited("cores", cores, 1, 64)
         _limited("pages", pages, 1, 1 << 14)
         _limited("slots", slots, 4, 256, multiple=4)
@@ -138,20 +147,30 @@ class BankMover:
             )
 
     async def _apart(self, work: Callable[[], None]) -> None:
-        """In the thread where ttnn is called, at most for as long as a chip that works may take."""
+        """In a thread where ttnn is called, at most for as long as a chip that works may take."""
         if self._lost:
             raise self._gone()
+        if self._table is None:
+            raise HawkMemoryError("the mover is closed", field=f"chip {self._chip}")
+        turn = Turn(work)
         if self._executor is None:
-            running = asyncio.wrap_future(_in_a_thread(work))
+            running = asyncio.wrap_future(in_a_thread(turn))
         else:
-            running = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        running.add_done_callback(
-            lambda ended: ended.cancelled() or ended.exception()
-        )  # maybe nobody waits then
+            running = asyncio.get_running_loop().run_in_executor(self._executor, turn)
+        # Maybe nobody waits any more by then.
+        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         done, _ = await asyncio.wait([running], timeout=self._timeout)
         if not done:
+            begun = turn.give_up()
+            running.cancel()  # which ends nothing that began, but nobody is told any more when that ends
+            if not begun:
+                raise HawkMemoryError(
+                    "ttnn's thread had no time to move bytes",
+                    field=f"chip {self._chip}",
+                    got=f"not begun in {self._timeout:g} s",
+                    hint="The executor given has to run calls between the engine's own",
+                )
             self._lost = True
-            running.cancel()  # which ends nothing there, but nobody is told any more when it ends
             raise self._gone()
         running.result()
 
@@ -201,7 +220,7 @@ class BankMover:
         return made
 
     def _run(self, moves: Moves, address: int) -> None:
-        """Launches and waits; in the thread where ttnn is called."""
+        """Launches and waits; in a thread where ttnn is called."""
         ttnn = self._ttnn
         kept = []  # copies are put on a queue: until it is empty the chip may still read the host's tensors
         with self._one:
@@ -211,10 +230,13 @@ class BankMover:
                     ttnn.copy_host_to_device_tensor(kept[-1], self._table)
                     ttnn.generic_op([self._table, self._table], self.program(launch))
                     self.launched += 1
-            except RuntimeError as fault:
-                raise _refused(fault, self._chip) from fault
-            finally:
                 ttnn.synchronize_device(self._device)
+            except HawkError:  # nothing was put there
+                raise
+            except (RuntimeError, TypeError) as fault:  # the latter where ttnn's own words have changed
+                with contextlib.suppress(RuntimeError):
+                    ttnn.synchronize_device(self._device)
+                raise _refused(fault, self._chip) from fault
 
     # -- what it costs ---------------------------------------------------------------------------------------
 
@@ -257,23 +279,6 @@ class BankMover:
     def close(self) -> None:
         """Gives the table back.  Nothing may be moved any more then."""
         self._table = None
-
-
-def _in_a_thread(work: Callable[[], None]) -> Future[None]:
-    """Begins it in a thread that keeps no process from ending: one whose chip hangs would wait for ever."""
-    future: Future[None] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  (whoever waits is told)
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, name="hawk-mover", daemon=True).start()
-    return future
 
 
 def _library() -> Any:
@@ -356,7 +361,7 @@ def _limited(name: str, value: int, least: int, most: int, *, multiple: int = 1)
         raise InvalidArgument("no such program", field=name, got=value, expected=expected)
 
 
-def _refused(fault: RuntimeError, chip: int) -> HawkMemoryError:
+def _refused(fault: Exception, chip: int) -> HawkMemoryError:
     """What ttnn says where it does not run the program, in its own words."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     said = next(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _FLOCK = "hhqqi4x"
 """`struct flock`: kind, whence, start, length, process."""
 
+TRIES = 8
+"""How often a range is asked for that others hold and give up again meanwhile."""
+
 
 class Claim:
     """A range of a chip that no other process, and no other claim of this one, may have; until `close`.
@@ -42,26 +45,32 @@ class Claim:
         except OSError:
             return
         wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, reservation.address, reservation.nbytes, 0)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, wanted)
-        except OSError as error:
-            taken = None
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                taken = self._taken(wanted)
-            self.close()
-            if taken is None:
+        taken = ""
+        for _ in range(TRIES):
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, wanted)
                 return
-            raise InvalidArgument(
-                "another process has a part of this reservation",
-                field=f"memory.{field}.address",
-                got=f"{reservation.address:#x} to {reservation.end:#x}",
-                expected=f"none of {taken}",
-                hint="End it, or reserve anew in the engine and give each agent a range of its own",
-            ) from error
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    self.close()  # a file that takes no locks
+                    return
+            taken = self._taken(wanted)
+            if taken:
+                break
+        self.close()
+        raise InvalidArgument(
+            "another process has a part of this reservation",
+            field=f"memory.{field}.address",
+            got=f"{reservation.address:#x} to {reservation.end:#x}",
+            expected=f"none of {taken or 'what it has'}",
+            hint="End it, or reserve anew in the engine and give each agent a range of its own",
+        )
 
     def _taken(self, wanted: bytes) -> str:
-        """The range that stands in the way, and who has it."""
-        _, _, start, length, _ = struct.unpack(_FLOCK, fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wanted))
+        """The range that stands in the way, and who has it; nothing where it was given up meanwhile."""
+        kind, _, start, length, _ = struct.unpack(_FLOCK, fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wanted))
+        if kind == fcntl.F_UNLCK:
+            return ""
         at = os.fstat(self._fd)
         end = start + length - 1
         mark = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino} {start} {end}"

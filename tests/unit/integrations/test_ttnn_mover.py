@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,8 @@ def test_moves_that_leave_the_reservation_are_refused(row, lent):
         ({"slots": 6}, "slots"),
         ({"piece": 100}, "piece"),
         ({"pages": 0}, "pages"),
+        ({"cost": -1.0}, "cost"),
+        ({"timeout": float("nan")}, "timeout"),
         ({"chips": (0, 1)}, "reservation.chips"),
         ({"chips": (7,)}, "reservation.chips"),
         ({"banks": 3}, "reservation.banks"),
@@ -255,6 +258,27 @@ async def test_a_chip_that_does_not_answer_is_given_up_for_good(lent):
             await mover(moves([(0, 0, 64, 64)]))
     go_on.set()
     mover.close()
+
+
+async def test_a_busy_executor_is_no_chip_that_hangs(lent):
+    """What was not begun is not begun any more, and the next call finds the chip as it was."""
+    seen = lent().seen
+    mesh = Mesh()
+    with ThreadPoolExecutor(1) as engine:
+        mover = BankMover(mesh, reserve(mesh, 4096), executor=engine, timeout=0.02)
+        go_on = threading.Event()
+        busy = engine.submit(go_on.wait, 60)
+        with pytest.raises(HawkMemoryError, match=r"not begun in 0\.02 s") as caught:
+            await mover(moves([(0, 0, 64, 64)]))
+        assert not isinstance(caught.value, DeviceReset)
+        go_on.set()
+        await asyncio.wrap_future(busy)
+        mover._timeout = 60.0
+        await mover(moves([(0, 0, 64, 64)]))
+    assert len(seen) == 1
+    mover.close()
+    with pytest.raises(HawkMemoryError, match="closed"):
+        await mover(moves([(0, 0, 64, 64)]))
 
 
 # -- what it costs ---------------------------------------------------------------------------------------
