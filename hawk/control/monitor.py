@@ -54,24 +54,18 @@ class Monitor:
         on_down: Callable[[str], None],
     ) -> None:
         assert endpoint.events is not None
-        self._watched = endpoint.raw
         self._on_connected = on_connected
         self._on_up = on_up
         self._on_down = on_down
-        self._raw = endpoint.events
-        self._loop = ReceiveLoop(self._raw, self._event, max_frames=2, max_bytes=4096)
+        self._loop = ReceiveLoop(endpoint.events, self._event, max_frames=2, max_bytes=4096)
 
     def start(self) -> None:
         """Begins to read, on the running event loop; what has happened since the socket was made comes first."""
         self._loop.start()
 
     def close(self) -> None:
-        """Stops watching.  Call it before the watched socket is closed.  Safe to call twice."""
+        """Stops reading; then the endpoint is to be closed.  Safe to call twice."""
         self._loop.stop()
-        if not self._raw.closed:
-            if not self._watched.closed:
-                self._watched.disable_monitor()
-            self._raw.close(linger=0)
 
     def _event(self, _: bytes, frames: list[bytes]) -> None:
         event, value = _EVENT.unpack_from(frames[0])

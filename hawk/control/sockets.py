@@ -139,10 +139,14 @@ class Endpoint:
         """
         if self._listener is not None:
             self._listener.closing()
+        if self.events is not None and not self.events.closed:
+            # First: ZeroMQ's thread would wait for ever for somebody to read what the socket's end has to tell.
+            if not self.raw.closed:
+                with contextlib.suppress(zmq.ZMQError):
+                    self.raw.disable_monitor()
+            self.events.close(linger=0)
         if not self.raw.closed:
             self.raw.close(linger=0)
-        if self.events is not None and not self.events.closed:
-            self.events.close(linger=0)
         if self._listener is not None:
             self._listener.close()
 

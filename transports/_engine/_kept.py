@@ -24,7 +24,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._owners: dict[int, tuple[weakref.ref[U8 | Region], int, int]] = {}
-        self._refused: set[tuple[int, int]] = set()
+        self._refused: dict[tuple[int, int], weakref.ref[U8 | Region]] = {}
         self.news = False
 
     def knows(self, engine: Engine, memory: U8 | Region) -> bool:
@@ -47,13 +47,14 @@ class Kept:
             # Another one over the same bytes goes on using what the engine knows of them.
             if not any(gone == others for _, *others in self._owners.values()):
                 engine.forget(*gone)
+        self._refused = {place: ref for place, ref in self._refused.items() if ref() is not None}
         if (address, nbytes) in self._refused:
             return False
         try:
             engine.register(address, nbytes, gpu)
         except EngineFailed as error:
             # Not every kind of memory can be registered with every engine; by way of the buffers all is reached.
-            self._refused.add((address, nbytes))
+            self._refused[address, nbytes] = weakref.ref(owner)
             log.warning("the engine does not take a region", nbytes=nbytes, reason=str(error))
             return False
         self._owners[id(owner)] = (weakref.ref(owner), address, nbytes)

@@ -104,6 +104,30 @@ def test_two_arrays_over_the_same_bytes_are_one_registration_until_both_are_gone
     engine.close()
 
 
+def test_what_an_engine_does_not_take_is_remembered_for_as_long_as_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, kept, asked = agent(), Kept(), []
+
+    def refuse(address: int, nbytes: int, gpu: int) -> None:
+        asked.append(address)
+        raise EngineFailed("not this one")
+
+    monkeypatch.setattr(engine, "register", refuse)
+    memory = np.zeros(4096, np.uint8)
+    held = memory[:]
+    for _ in range(3):
+        assert not kept.knows(engine, held)
+    assert len(asked) == 1
+    del held
+    # What lies there now is asked for anew, and nothing is kept of what was there.
+    for start in range(100):
+        assert not kept.knows(engine, memory[start:])
+    assert len(asked) == 101
+    assert len(kept._refused) <= 1
+    engine.close()
+
+
 @pytest.mark.parametrize(
     "description",
     [
