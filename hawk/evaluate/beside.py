@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hawk.evaluate import paper
 from hawk.evaluate.records import Column, Input, Origin, Section, Table
 from hawk.evaluate.transfers import FOUR, NAMES
+from hawk.serving import scenario
 from hawk.serving.calibration import load_calibration
 from hawk.serving.scenario import SLOS
 from hawk.serving.workload import ASSUMED
@@ -299,6 +300,7 @@ def inputs(found: Simulated) -> list[Input]:
     of_transfers = ((key, one) for key, one in calibration.transfer.items())
     rows += _figures(f"transfers, calibration {found.calibration!r}", of_transfers)
     rows += _figures("workloads", ASSUMED.items())
+    rows += _figures("the paper's system, where its text is silent", scenario.ASSUMED.items())
     why = "chosen for this run; --quick takes fewer" if not found.quick else "chosen for --quick"
     rows.append(Input("the simulation", "requests of each run", str(found.requests), Origin.ASSUMED, why))
     rows.append(Input("the simulation", "seed", str(found.seed), Origin.ASSUMED, "--seed"))

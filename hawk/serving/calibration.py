@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hawk.errors import InvalidArgument
-from hawk.serving.device import UNITS, load_device
+from hawk.serving.device import UNITS, load_device, sound
 from hawk.serving.figures import Figure, figures, number, read_shipped, shipped
 
 if TYPE_CHECKING:
@@ -103,12 +103,9 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
         number(costs[key].value, f"{origin}: transfer.{key}", 0.0, 1.0)
     for key in ("link_efficiency", "copy_rate", "adjust_rate", "retile_rate", "chunk", "staging"):
         number(costs[key].value, f"{origin}: transfer.{key}", 1e-6)
-    return Calibration(
-        table["name"],
-        table["summary"],
-        costs,
-        {
-            name: figures(found, f"{origin}: devices.{name}", UNITS, all_of=False)
-            for name, found in devices.items()
-        },
-    )
+    set_here = {}
+    for name, found in devices.items():
+        field = f"{origin}: devices.{name}"
+        set_here[name] = figures(found, field, UNITS, all_of=False)
+        sound(set_here[name], field)
+    return Calibration(table["name"], table["summary"], costs, set_here)

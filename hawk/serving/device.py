@@ -18,6 +18,7 @@ smaller of the two, and keep a step affine in batch and context, which `hawk.ser
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -228,6 +229,17 @@ class Device:
         )
 
 
+def sound(found: Mapping[str, Figure], origin: str) -> None:
+    """Raises `InvalidArgument` for figures, all or some of `UNITS`, that no device can have."""
+    bounds = dict.fromkeys(("mfu", "mfu_decode", "mbu"), (1e-6, 1.0)) | {"kept_free": (0.0, 0.99)}
+    bounds |= dict.fromkeys(
+        ("flops", "bandwidth", "memory", "interconnect", "weight_bytes"), (1e-9, math.inf)
+    )
+    for name, one in found.items():
+        low, high = bounds.get(name, (0.0, math.inf))
+        number(one.value, f"{origin}.{name}", low, high)
+
+
 def device_names() -> list[str]:
     """Names of the devices that `load_device` knows."""
     return shipped("devices")
@@ -247,9 +259,5 @@ def load_device(name_or_path: str | Path) -> Device:
                 "a text is needed", field=f"{origin}: {key}", got=table.get(key), expected="a text"
             )
     found = figures(table.get("figures"), f"{origin}: figures", UNITS)
-    for name in ("mfu", "mfu_decode", "mbu"):
-        number(found[name].value, f"{origin}: figures.{name}", 1e-6, 1.0)
-    for name in ("flops", "bandwidth", "memory", "interconnect", "weight_bytes"):
-        number(found[name].value, f"{origin}: figures.{name}", 1e-9)
-    number(found["kept_free"].value, f"{origin}: figures.kept_free", 0.0, 0.99)
+    sound(found, f"{origin}: figures")
     return Device(table["name"], table["summary"], found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from hawk.errors import InvalidArgument
 from hawk.serving.calibration import Calibration, load_calibration
 from hawk.serving.device import Device, Rates
-from hawk.serving.figures import number
+from hawk.serving.figures import Figure, number
 from hawk.serving.model import load_served
 from hawk.serving.transfer import Configuration, Transfer
 from hawk.serving.workload import MOST_REQUESTS, Workload
@@ -168,6 +168,13 @@ class Scenario:
         return replace(self, rate=rate)
 
 
+ASSUMED = {
+    "tokens of a prefill step": Figure(2048, "tokens", "assumed", "vLLM's own for a server on an A100"),
+    "largest batch": Figure(32, "requests", "assumed", "Table 1's; NPU and GPU alike"),
+    "warm-up": Figure(0.1, "1", "assumed", "part of the requests that is not reported"),
+}
+"""What `paper_scenario` takes that the paper's text does not say."""
+
 DECODERS = {"gg": "a100", "gn": "p150a", "ggh": "h100"}
 """The paper's decode devices: GG, GN and GGH (section 5.4.3)."""
 
@@ -193,12 +200,13 @@ def paper_scenario(
     transfer = Transfer(configuration, found)
     device = decoder or DECODERS["gg" if configuration.startswith("gg") else "gn"]
     return Scenario(
-        prefill=Prefill(found.device("a100"), tp=4, chunk=2048),
-        decode=Decode(found.device(device), tp=4, max_batch=32),
+        prefill=Prefill(found.device("a100"), tp=4, chunk=int(ASSUMED["tokens of a prefill step"].value)),
+        decode=Decode(found.device(device), tp=4, max_batch=int(ASSUMED["largest batch"].value)),
         transfer=transfer,
         workload=Workload.named(workload),
         rate=rate,
         requests=requests,
+        warm_up=ASSUMED["warm-up"].value,
         seed=seed,
         slo=SLOS[workload],
         name=f"{configuration}{'/' + decoder if decoder else ''} {workload} {rate:g}/s",

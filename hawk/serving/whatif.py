@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -97,7 +98,9 @@ class Answer:
             "decode_instances": o.ratio[1] * self.times,
             "reason": self.reason,
         }
-        return found | (self.outcome.summary() if self.outcome is not None else {})
+        told = self.outcome.summary() if self.outcome is not None else {}
+        # JSON has no NaN, which is the time a token of answers that have one token.
+        return found | {key: None if math.isnan(value) else value for key, value in told.items()}
 
 
 def options(

@@ -71,6 +71,9 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     found = json.loads(asked("--workload", str(trace), "--tp", "1", "--json"))
     assert found["asked"]["rate"] is None
     assert found["cheapest"]["holds"]
+    trace.write_text(json.dumps({"arrival": 0, "input": 9, "output": 1}))
+    found = json.loads(asked("--workload", str(trace), "--tp", "1", "--json"), parse_constant=pytest.fail)
+    assert found["cheapest"]["tpot_p90"] is None
 
 
 @pytest.mark.parametrize(

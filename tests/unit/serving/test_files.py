@@ -69,6 +69,17 @@ def test_a_calibration_is_held_to_its_bounds(tmp_path: Path) -> None:
         load_calibration(path)
 
 
+def test_a_calibration_sets_nothing_that_no_device_has(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[3] / "hawk/serving/calibrations/paper.toml"
+    path = tmp_path / "wrong.toml"
+    for key, value in (("mbu", 1.5), ("flops", 0.0)):
+        more = f'\n[devices.h100.{key}]\nvalue = {value}\nmark = "assumed"\nsource = "a guess"\n'
+        path.write_text(shipped.read_text() + more)
+        with pytest.raises(InvalidArgument) as caught:
+            load_calibration(path)
+        assert str(caught.value.field) == f"{path}: devices.h100.{key}"
+
+
 def test_more_devices_take_less_time_and_hold_more() -> None:
     model = load_served("llama-3.1-70b")
     for name in device_names():

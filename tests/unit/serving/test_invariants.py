@@ -1,5 +1,6 @@
 """What holds of every simulation, whatever it is of."""
 
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawk.errors import InvalidArgument
+from hawk.errors import InvalidArgument, MissingDependency
 from hawk.serving import (
     CONFIGURATIONS,
     Decode,
@@ -216,6 +217,23 @@ def test_the_knee_is_where_the_promise_ends() -> None:
     assert simulate(base.at(found.rate * 1.3)).attainment < 0.9
     never = knee(replace(base, slo=replace(base.slo, ttft=1e-6)), 0.9)
     assert never.rate == 0.0
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    with pytest.raises(MissingDependency) as caught:
+        simulate(scenario())
+    assert "[evaluate]" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("first", ["prefill", "transfer", "step"])
+def test_answers_of_one_token_have_no_time_a_token(first: Any) -> None:
+    workload = Workload.fixed(200, 1)
+    found = simulate(scenario(workload=workload, first_token=first, requests=1))
+    orderly(found)
+    assert np.isnan(found.tpot).all()
+    assert np.isnan(found.percentile("tpot", 90))
+    assert found.attainment == 1.0
 
 
 def test_a_request_that_fits_nowhere_is_refused() -> None:
