@@ -16,6 +16,7 @@ that another follows at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
@@ -128,7 +129,7 @@ def _common(a: F64, b: F64) -> float:
 
 
 def foretell(measured: Measured) -> None:
-    """Fills `compared` of every rate without a failed request, and `lacks` where something is missed.
+    """Fills `compared` of every rate, and `lacks` where something is missed.
 
     Raises `MissingDependency` without the simulator's library.
     """
@@ -140,8 +141,9 @@ def foretell(measured: Measured) -> None:
                 f"{rate.fraction:.0%}: a request was sent {rate.late:.2f} s late: the machine had more to do than this"
             )
         if rate.failed:
-            measured.lacks.append(f"{rate.fraction:.0%}: requests failed, so nothing is compared")
-            continue
+            measured.lacks.append(
+                f"{rate.fraction:.0%}: {len(rate.failed)} of {len(rate.requests)} requests failed: never answered"
+            )
         for name, outcome in (("apart", apart(measured, rate)), ("shared", shared(measured, rate))):
             rate.compared += [
                 Compared(
@@ -151,6 +153,7 @@ def foretell(measured: Measured) -> None:
                     predicted=outcome.percentile("ttft", percentile),
                 )
                 for percentile in PERCENTILES
+                if math.isfinite(rate.ttft(percentile))
             ]
     if not all(measured.holds.values()):
         measured.lacks += LACKS

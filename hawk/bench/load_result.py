@@ -228,7 +228,7 @@ class Rate(msgspec.Struct, kw_only=True):
     fraction  of what the prefill engine can do
     warm_up   requests at the beginning that no percentile counts
     fetched   caches that HAWK has carried; of others the decode engine computed the prompt itself
-    compared  one entry for each model and percentile; none where a request failed
+    compared  one entry for each model and percentile, without those that lie among failed requests
     """
 
     fraction: Some
@@ -249,8 +249,11 @@ class Rate(msgspec.Struct, kw_only=True):
         return [request for request in self.requests if request.error]
 
     def ttft(self, percentile: float) -> float:
-        """Seconds, of counted requests; linear between two neighbours, as numpy's."""
-        return float(np.percentile([r.ttft for r in self.counted], percentile))
+        """Seconds, of counted requests; linear between two neighbours; endless where one of these failed."""
+        waits = sorted(r.ttft for r in self.counted)
+        at = percentile / 100 * (len(waits) - 1)
+        low, high = waits[int(at)], waits[min(int(at) + 1, len(waits) - 1)]
+        return low if at == int(at) else low + (high - low) * (at - int(at)) if high < float("inf") else high
 
     @property
     def late(self) -> float:
@@ -295,7 +298,7 @@ class Measured(msgspec.Struct, kw_only=True):
         models = dict.fromkeys(entry.model for rate in self.rates for entry in rate.compared)
         return {
             model: all(
-                rate.compared and all(entry.within for entry in rate.compared if entry.model == model)
+                sum(entry.within for entry in rate.compared if entry.model == model) == len(PERCENTILES)
                 for rate in self.rates
             )
             for model in models

@@ -54,7 +54,7 @@ def _figure(source: Source, name: str) -> Figure:
             )
         panels.append(Panel(f"P{percentile} TTFT", tuple(series)))
     if not panels:
-        panels = [Panel("no rate at which every request was answered", ())]
+        panels = [Panel("no rate at which enough requests were answered", ())]
     caption = f"From when a request was due to its first token at the client. {source.told}."
     title = "Time to the first token of two engines under load"
     return Figure(name, title, caption, _RATE, _TTFT, tuple(panels))
@@ -91,7 +91,7 @@ def _table(source: Source, name: str) -> Table:
         Column(f"within {goal:.0%}", "within"),
     )
     caption = (
-        "Load: part of what the prefill engine can do. Rates at which a request failed have no percentiles. "
+        "Load: part of what the prefill engine can do. A request that failed counts as never answered. "
         f"{source.told}."
     )
     return Table(name, "Measured beside simulated", caption, columns, tuple(rows))

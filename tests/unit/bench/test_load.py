@@ -295,14 +295,34 @@ def test_sides_that_slow_each_other_are_foretold_only_by_the_model_that_knows() 
     assert found.lacks
 
 
-def test_requests_that_failed_leave_nothing_to_compare() -> None:
+def test_a_request_that_failed_has_waited_for_good() -> None:
     found = measured(pair(), [0.3], 50)
     (rate,) = found.rates
-    rate.requests[7] = msgspec.structs.replace(rate.requests[7], first=None, last=None, error="gone")
+    counted = sorted(r.ttft for r in rate.counted)
+    assert rate.ttft(50) == pytest.approx(np.percentile(counted, 50))
+    assert rate.ttft(90) == pytest.approx(np.percentile(counted, 90))
+
+    def fail(number: int) -> None:
+        rate.requests[number] = msgspec.structs.replace(
+            rate.requests[number], first=None, last=None, error="gone"
+        )
+
+    shortest = min(range(rate.warm_up, 50), key=lambda n: rate.requests[n].ttft)
+    fail(shortest)
+    assert rate.ttft(50) >= np.percentile(counted, 50)
+    foretell(found)
+    assert [entry.percentile for entry in rate.compared] == [50, 90, 50, 90]
+    assert found.lacks[0] == "30%: 1 of 50 requests failed: never answered"
+    for number in range(10, 20):
+        fail(number)
+    foretell(found)
+    assert [entry.percentile for entry in rate.compared] == [50, 50]
+    assert not any(found.holds.values())
+    for number in range(50):
+        fail(number)
     foretell(found)
     assert rate.compared == []
     assert found.holds == {}
-    assert "30%: requests failed" in found.lacks[0]
 
 
 def plain(found: Measured) -> dict[str, Any]:
