@@ -90,6 +90,7 @@ def test_the_sdist_has_what_a_build_needs(dist: Path) -> None:
 def test_the_wheel_has_the_symlinked_folders_and_their_data(dist: Path) -> None:
     names = set(zipfile.ZipFile(_wheel(dist)).namelist())
     layouts = {f"hawk/layouts/{path.name}" for path in (ROOT / "layouts").glob("*.toml")}
+    assert "hawk/integrations/ttnn/move.cpp" in names
     assert layouts
     assert layouts | {"hawk/transports/base.py", "hawk/layouts/library.py", "hawk/py.typed"} <= names
     assert not any(name.startswith(("tests/", "transports/", "layouts/", "scripts/")) for name in names)
