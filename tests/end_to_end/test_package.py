@@ -93,6 +93,8 @@ def test_the_wheel_has_the_symlinked_folders_and_their_data(dist: Path) -> None:
     assert "hawk/integrations/ttnn/move.cpp" in names
     assert layouts
     assert layouts | {"hawk/transports/base.py", "hawk/layouts/library.py", "hawk/py.typed"} <= names
+    others = [*(ROOT / "hawk" / "evaluate").glob("*.html"), *(ROOT / "hawk" / "serving").rglob("*.toml")]
+    assert {str(path.relative_to(ROOT)) for path in others} <= names
     assert not any(name.startswith(("tests/", "transports/", "layouts/", "scripts/")) for name in names)
 
 
