@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 from hawk.errors import InvalidArgument, MissingDependency, install
@@ -137,13 +138,15 @@ def _alone() -> float:
 def render(result: Result, console: Console) -> None:
     """Prints a row for each cluster."""
     table = Table(
-        title="Simulating serving; 'by alone': by what an event of the library takes that does nothing",
+        title="Simulating serving: events of a request, and what they take beside ones that do nothing",
         title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
     )
     for heading in (
         "nodes",
         "requests",
-        "events/request",
+        "events",
         "us/event",
         "by alone",
         "us/request",

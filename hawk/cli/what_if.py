@@ -238,6 +238,8 @@ def _render(found: list[Answer], attainment: float, console: Console) -> None:
     console.print(table)
     for reason, ways in _left_out(found).items():
         console.print(f"Left out: {', '.join(ways)}: {reason}.", highlight=False, style="yellow")
+    for caution, way in {(o.caution, o.transfer.configuration) for one in tried if (o := one.option).caution}:
+        console.print(f"{way}: {caution}.", highlight=False, style="yellow")
     if found[0].holds:
         option, times = found[0].option, found[0].times
         console.print(

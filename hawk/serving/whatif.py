@@ -47,6 +47,13 @@ class Option:
     ratio: tuple[int, int]
     transfer: Transfer
 
+    @property
+    def caution(self) -> str:
+        """What a simulation of it does not show, and would decide; empty where there is nothing."""
+        if self.transfer.configuration != "single-buffer":
+            return ""
+        return "only its time is simulated: one contiguous buffer uses a device's memory up (hawk bench fragmentation)"
+
     def scenario(self, base: Scenario, times: int) -> Scenario:
         """The cluster of `times` such, asked what `base` is asked."""
         p, d = self.ratio
@@ -97,6 +104,7 @@ class Answer:
             "prefill_instances": o.ratio[0] * self.times,
             "decode_instances": o.ratio[1] * self.times,
             "reason": self.reason,
+            "caution": o.caution,
         }
         told = self.outcome.summary() if self.outcome is not None else {}
         # JSON has no NaN, which is the time a token of answers that have one token.

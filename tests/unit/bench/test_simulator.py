@@ -21,7 +21,7 @@ def test_rows_say_what_an_event_costs() -> None:
     assert json.loads(json.dumps(found.to_dict()))["rows"][1]["us_per_event"] > 0
     screen = io.StringIO()
     simulator.render(found, Console(file=screen, width=100))
-    assert "events/request" in screen.getvalue()
+    assert "us/event" in screen.getvalue()
 
 
 def test_too_few_nodes_are_refused() -> None:

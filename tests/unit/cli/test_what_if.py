@@ -54,6 +54,9 @@ def test_the_table_says_what_holds_what_does_not_and_what_cannot_be_built() -> N
     assert "yes" in text
     assert "no" in text
     assert "Cheapest that keeps its promises for 90%: 1 x 1 h100" in text
+    assert "out of memory" not in text
+    text = asked("--rate", "1", "--tp", "1", "--way", "single-buffer")
+    assert "single-buffer: only its time is simulated" in text
     text = asked("--rate", "20", "--tp", "1", "--ttft", "1us")
     assert "None keeps its promises" in text
     done = CliRunner().invoke(
