@@ -57,26 +57,19 @@ def setting(field: str, entry: str) -> None:
 
 
 class _Listens(Protocol):
-    """What every transport on a foreign engine has among its settings."""
+    """What every transport that listens on TCP has among its settings."""
 
     @property
     def host(self) -> str: ...
     @property
+    def port(self) -> int: ...
+    @property
     def advertise(self) -> str: ...
 
 
-def engine(table: str, config: _Listens) -> None:
-    """The checks of what every transport on a foreign engine has among its settings, in `[transport.NAME]`."""
-    for name, low, high in (
-        ("port", 0, 65535),
-        ("chunk", 4096, 1 << 30),
-        ("piece", 4096, 1 << 40),
-        ("gather", 0, 1 << 30),
-        ("max_connections", 1, 65536),
-    ):
-        whole(f"{table}.{name}", getattr(config, name), low, high)
-    for name in ("grace", "drain_timeout", "handshake_timeout", "connect_timeout"):
-        seconds(f"{table}.{name}", getattr(config, name))
+def listens(table: str, config: _Listens) -> None:
+    """Raises `InvalidArgument` for a place to listen at that is none, or one that peers cannot be told of."""
+    whole(f"{table}.port", config.port, 0, 65535)
     if not config.host:
         raise InvalidArgument("empty", field=f"{table}.host", expected="an address to listen on")
     if config.host in ("0.0.0.0", "::", "*") and not config.advertise:
@@ -85,3 +78,17 @@ def engine(table: str, config: _Listens) -> None:
             field=f"{table}.advertise",
             expected=f"a host name or address of this machine, since {table}.host is {config.host}",
         )
+
+
+def engine(table: str, config: _Listens) -> None:
+    """The checks of what every transport on a foreign engine has among its settings, in `[transport.NAME]`."""
+    for name, low, high in (
+        ("chunk", 4096, 1 << 30),
+        ("piece", 4096, 1 << 40),
+        ("gather", 0, 1 << 30),
+        ("max_connections", 1, 65536),
+    ):
+        whole(f"{table}.{name}", getattr(config, name), low, high)
+    for name in ("grace", "drain_timeout", "handshake_timeout", "connect_timeout"):
+        seconds(f"{table}.{name}", getattr(config, name))
+    listens(table, config)

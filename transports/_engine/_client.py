@@ -18,8 +18,9 @@ import numpy as np
 
 from hawk.errors import AccessDenied
 from hawk.observe.log import get as get_log
-from hawk.transports import _copy, _pieces
+from hawk.transports import _pieces
 from hawk.transports._engine import _greeting, _places, _wire
+from hawk.transports._engine._deal import Dealer
 from hawk.transports._engine._guest import limit_send, tune
 from hawk.transports._engine._kept import Kept
 from hawk.transports._engine._pause import Pause
@@ -31,7 +32,7 @@ from hawk.transports._links import LanesLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hawk.memory.region import I64, U8, Region
+    from hawk.memory.region import I64, Region
     from hawk.transports._engine._seam import Engine, Handle, Opener
     from hawk.transports._pieces import Piece
 log = get_log("hawk.transports.engine")
@@ -40,7 +41,7 @@ _MOST_ROWS = 1 << 18
 """Rows in one piece: bounds how long its tables take to lay out."""
 
 _DEPTH = 2
-"""Chunks under way at a time: one moves while the one before is dealt out."""
+"""Chunks under way at a time; one more is dealt out meanwhile."""
 
 
 class Settings(Protocol):
@@ -73,10 +74,13 @@ _NOBODY = _greeting.Welcome(0, 0, -1, False, False, b"")
 
 @dataclass(slots=True)
 class _Flight:
-    """One chunk under way: its rows, where it arrives if not in their places, and what tells of its end."""
+    """One chunk under way: its rows, whose turn of the buffers it is, and what tells of its end.
+
+    Where rows go to their places, `turn` is -1.
+    """
 
     rows: Piece
-    buffer: U8 | None
+    turn: int
     number: int
     handle: Handle | None
 
@@ -92,7 +96,7 @@ class EngineLane(Lane):
         self._on_step = on_step
         self._engine: Engine | None = None
         self._kept = Kept()
-        self._buffers: list[U8] = []
+        self._dealer = Dealer(_DEPTH + 1, config.chunk)
         self._peer: object | None = None
         self._welcome = _NOBODY
         self.gpus = ""
@@ -121,7 +125,7 @@ class EngineLane(Lane):
         tune(sock)
         ours = b""
         if self._way.push and engine.pushes:  # before the peer hears of us: it waits for a hello only so long
-            for buffer in self._slots():
+            for buffer in self._dealer.buffers:
                 self._kept.knows(engine, buffer)
             ours = engine.description
             self._kept.news = False
@@ -151,12 +155,8 @@ class EngineLane(Lane):
     def close(self) -> None:
         """See `Lane.close`."""
         self._give_up()
+        self._dealer.close()
         super().close()
-
-    def _slots(self) -> list[U8]:
-        if not self._buffers:
-            self._buffers = [np.empty(self._config.chunk, np.uint8) for _ in range(_DEPTH)]
-        return self._buffers
 
     # -- one piece -------------------------------------------------------------------------------------
 
@@ -174,7 +174,10 @@ class EngineLane(Lane):
                 raise ConnectionAbortedError("stopped")
             self._hands_off = True
         try:
-            self._move(sock, work, piece, low, high)
+            try:
+                self._move(sock, work, piece, low, high)
+            finally:
+                self._dealer.settle()
         except AccessDenied:
             raise  # an answer, and everything that was begun has ended
         except BaseException:
@@ -229,12 +232,13 @@ class EngineLane(Lane):
         )
         for turn, step in enumerate(steps):
             if len(flights) == _DEPTH:
-                done, refused = self._land(sock, work, flights.popleft(), done)
+                done, refused = self._land(sock, work, flights.popleft(), done, alone=False)
             if self._interrupted or refused is not None:
                 break
             flights.append(self._begin(sock, work, step, turn, low, high))
         while flights:
-            done, late = self._land(sock, work, flights.popleft(), done)
+            flight = flights.popleft()
+            done, late = self._land(sock, work, flight, done, alone=not flights)
             refused = refused or late
         if refused is not None:
             raise refused
@@ -246,18 +250,18 @@ class EngineLane(Lane):
         used = _places.used(work, rows)
         gpu = used[0].gpu
         long = rows.total >= self._config.gather * len(rows.nbytes)
-        buffer: U8 | None = None
         # Into memory of a GPU no processor could deal rows out; whoever reads there gives long ones.
         if gpu >= 0 or (long and all(self._kept.knows(engine, r) for r in used) and self._told(sock)):
             local, remote, nbytes = work.bases[rows.region] + rows.local, rows.remote, rows.nbytes
+            turn = -1
         else:
-            buffer = self._slots()[turn % _DEPTH]
+            buffer = self._dealer.take(turn)
             if not self._kept.knows(engine, buffer):
                 raise EngineFailed("the engine takes no memory of this process")
             remote, nbytes = rows.ranges()
             local = np.cumsum(nbytes) - nbytes + int(buffer.ctypes.data)
         self._number += 1
-        flight = _Flight(rows, buffer, self._number, None)
+        flight = _Flight(rows, turn, self._number, None)
         if self._welcome.pushes:
             table = np.stack((remote, local, nbytes), axis=1).astype(_wire.ROW)
             op = _wire.with_gpu(_wire.PUSH, gpu)
@@ -281,9 +285,9 @@ class EngineLane(Lane):
         return True
 
     def _land(
-        self, sock: socket.socket, work: Work, flight: _Flight, done: int
+        self, sock: socket.socket, work: Work, flight: _Flight, done: int, *, alone: bool
     ) -> tuple[int, AccessDenied | None]:
-        """Waits for a chunk and deals it out; the bytes so far, and why it did not come if that was the answer.
+        """Waits for a chunk and has it dealt out; the bytes so far, and why it did not come if that was the answer.
 
         Raises `EngineFailed` where it did not end in time after an interrupt: then the engine is to be closed.
         """
@@ -305,10 +309,8 @@ class EngineLane(Lane):
             if status != _wire.OK:
                 raise EngineFailed("the peer's engine could not write")
         rows = flight.rows
-        if flight.buffer is not None and not self._interrupted:
-            base = int(flight.buffer.ctypes.data)
-            at = np.cumsum(rows.nbytes) - rows.nbytes
-            _copy.best()(work.bases, rows.region, rows.local, base, at, rows.nbytes)
+        if flight.turn >= 0 and not self._interrupted:
+            self._dealer.deal(work, rows, flight.turn, at_once=alone)
         done += rows.total
         self._on_step(done)
         return done, None

@@ -17,12 +17,13 @@ from hawk.endings import outlast
 from hawk.errors import NotViable, TransportError
 from hawk.observe.log import get as get_log
 from hawk.transports._engine import _wire
-from hawk.transports._engine._door import Settings, listen
+from hawk.transports._engine._door import Settings
 from hawk.transports._engine._guest import Guest, tune
 from hawk.transports._engine._pause import Pause
 from hawk.transports._engine._pushes import Pushes
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports._forks import ends_with_process
+from hawk.transports._listen import listen
 from hawk.transports._threads import Crew, Latch, Wake
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Server:
 
         Raises `TransportError` naming the address, `NotViable` without an engine.
         """
-        self._listener = listen(self._transport, self._config)
+        self._listener = listen(self._transport, self._config.host, self._config.port)
         self.port = int(self._listener.getsockname()[1])
         started = Latch()
         try:

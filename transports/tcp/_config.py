@@ -48,7 +48,6 @@ class TcpConfig:
     tls_ca: Path | None = None
 
     def __post_init__(self) -> None:
-        _checks.whole("transport.tcp.port", self.port, 0, 65535)
         _checks.whole("transport.tcp.streams", self.streams, 1, 64)
         _checks.whole("transport.tcp.socket_buffer", self.socket_buffer, 4096, 1 << 30)
         _checks.whole("transport.tcp.chunk", self.chunk, 4096, 1 << 30)
@@ -65,11 +64,4 @@ class TcpConfig:
                 field=f"transport.tcp.{absent[0]}",
                 expected="a path, since transport.tcp." + next(n for n in tls if n not in absent) + " is set",
             )
-        if not self.host:
-            raise InvalidArgument("empty", field="transport.tcp.host", expected="an address to listen on")
-        if self.host in ("0.0.0.0", "::", "*") and not self.advertise:
-            raise InvalidArgument(
-                "peers need an address to connect to",
-                field="transport.tcp.advertise",
-                expected=f"a host name or address of this machine, since transport.tcp.host is {self.host}",
-            )
+        _checks.listens("transport.tcp", self)

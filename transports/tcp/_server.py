@@ -16,6 +16,7 @@ import numpy as np
 
 from hawk.errors import TransportError
 from hawk.transports._forks import ends_with_process
+from hawk.transports._listen import listen
 from hawk.transports._threads import Crew, Wake, shut
 from hawk.transports.tcp import _tls, _wire
 
@@ -62,36 +63,22 @@ class Server:
 
     def start(self) -> None:
         """Binds and listens.  Raises `TransportError` naming the address."""
-        host, port = self._config.host, self._config.port
-        listener: socket.socket | None = None
+        listener = listen("tcp", self._config.host, self._config.port, backlog=1024, tune=self._tune)
+        self.port = int(listener.getsockname()[1])
         try:
-            family, _, _, _, address = socket.getaddrinfo(
-                None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            ends_with_process(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted connections inherit these, in time for the window scale of the TCP handshake.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.socket_buffer)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._config.socket_buffer)
-            listener.bind(address)
-            listener.listen(1024)
-            self.port = int(listener.getsockname()[1])
             self._wake.open()
             self._listener = listener
             self._crew.start("hawk-tcp-door", self._keep_door)
         except (OSError, RuntimeError) as error:
-            if listener is not None:
-                listener.close()
+            listener.close()
             self._listener = None
             self._wake.close()
-            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            raise TransportError(
-                "the port is in use" if in_use else "cannot listen",
-                field="transport.tcp.port" if in_use else "tcp.host",
-                got=f"{host}:{port}" if in_use else error,
-                address=f"{host}:{port}",
-            ) from error
+            raise TransportError("cannot serve", transport="tcp", got=error) from error
+
+    def _tune(self, listener: socket.socket) -> None:
+        """What accepted connections inherit, in time for the window scale of the TCP handshake."""
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.socket_buffer)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._config.socket_buffer)
 
     @property
     def listening(self) -> bool:

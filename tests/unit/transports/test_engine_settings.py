@@ -32,6 +32,14 @@ async def test_who_pushes() -> None:
     assert asks("push", "tcp,cuda_copy", same=True)
 
 
+def test_what_ucx_is_told_unless_somebody_else_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TCP_TX_SEG_SIZE", raising=False)
+    assert _agent._defaults(()) == _agent._defaults(["NET_DEVICES=eth0"]) == ["TCP_TX_SEG_SIZE=64k"]
+    assert _agent._defaults(["tcp_tx_seg_size=8k"]) == []
+    monkeypatch.setenv("UCX_TCP_TX_SEG_SIZE", "8k")
+    assert _agent._defaults(()) == []
+
+
 @pytest.mark.parametrize("name", ["nixl", "mooncake"])
 def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)

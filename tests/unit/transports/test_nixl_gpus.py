@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hawk.transports.nixl._agent import NixlAgent
 from hawk.transports.testing import Rig, SharedArena, pattern
 from tests import fake_engines
 from tests.fake_cuda import FakeCuda
+from tests.unit.transports.test_engine_seam import rig
 
 NBYTES = 1 << 20
 SMALL: dict[str, Any] = {"chunk": 64 << 10, "piece": 256 << 10, "grace": 0.2}
@@ -36,24 +36,6 @@ def nixl(
 ) -> NixlTransport:
     config = NixlConfig(direction=direction, tls="tcp", **SMALL, **more)  # type: ignore[arg-type]
     return NixlTransport(config, opener=lambda: make("tcp", package=fake_engines, gpus_why=lambda tls: why))
-
-
-@asynccontextmanager
-async def rig(serving: NixlTransport, reading: NixlTransport) -> AsyncIterator[Rig]:
-    arena = SharedArena(NBYTES)
-    try:
-        await serving.start()
-        await reading.start()
-        serving.serve(arena.region)
-        link = await reading.connect(serving.endpoint, timeout=30.0)
-        try:
-            yield Rig(serving, reading, link, arena.region, arena.region.array.copy())
-        finally:
-            await link.close()
-    finally:
-        await reading.close()
-        await serving.close()
-        arena.close()
 
 
 class Said:
