@@ -202,11 +202,15 @@ MOST = 2048
 
 @dataclass
 class Faults:
-    """`refuse(rows)` says of so many rows whether the engine fails on them; `made` counts engines."""
+    """`refuse(rows)` says of so many rows whether the engine fails on them; `made` counts engines.
+
+    `devices` are what it finds of RDMA, in that order the nearest first.
+    """
 
     refuse: Callable[[int], bool] = lambda rows: False
     made: int = 0
     asked: list[int] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
 
 
 class FakeMooncake:
@@ -233,6 +237,9 @@ class TransferEngine:
     def initialize(self, host: str, metadata: str, protocol: str, devices: str) -> int:
         assert metadata == "P2PHANDSHAKE"
         return 0
+
+    def get_local_topology(self) -> str:
+        return json.dumps({"cpu:0": [self._faults.devices[:1], self._faults.devices[1:]]})
 
     def get_rpc_port(self) -> int:
         return self._port

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from hawk.transports.nixl import NixlConfig, NixlTransport
 from hawk.transports.nixl._agent import NixlAgent
 from hawk.transports.testing import (
     AccessContract,
+    EndsContract,
     MovingContract,
     SharedArena,
     Targets,
@@ -22,7 +25,7 @@ from hawk.transports.testing import (
 from tests import fake_engines
 from tests.fake_cuda import FakeCuda
 
-SMALL = {"chunk": 256 << 10, "piece": 1 << 20, "grace": 0.2, "tls": "tcp,cuda"}
+SMALL = {"chunk": 256 << 10, "piece": 1 << 20, "grace": 0.2, "tls": "tcp,cuda_copy"}
 
 
 class Made(NixlTransport):
@@ -31,6 +34,11 @@ class Made(NixlTransport):
         super().__init__(
             config, opener=lambda: NixlAgent("tcp", package=fake_engines, gpus_why=lambda tls: "")
         )
+
+    def _asks(self, endpoint: Mapping[str, str]) -> bool:
+        asks = super()._asks(endpoint)
+        assert asks == (self.config.direction == "push")
+        return asks
 
 
 class TestPull(TransportContract):
@@ -44,6 +52,11 @@ class TestPull(TransportContract):
 class TestPush(MovingContract, AccessContract):
     takes_turns = True
     large = 4 << 20
+
+    # What else ends is for the real one: the made-up one's notices stay in their process.
+    _use = EndsContract._use
+    test_no_memory_waits_for_a_collector = EndsContract.test_no_memory_waits_for_a_collector
+    test_nothing_is_left_behind = EndsContract.test_nothing_is_left_behind
 
     def make(self) -> Made:
         return Made("push")

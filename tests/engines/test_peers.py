@@ -76,6 +76,14 @@ def heard(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.readline()
 
 
+def aborted(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a library has ended it, or does so now."""
+    try:
+        return process.wait(timeout=5.0) == -signal.SIGABRT
+    except subprocess.TimeoutExpired:
+        return False
+
+
 @pytest.mark.parametrize("way", ["pull", "push", "mooncake"])
 async def test_a_server_that_stands_still_ends_the_read_and_writes_nothing_later(way: str) -> None:
     server = child(SERVE, way)
@@ -102,7 +110,12 @@ async def test_a_server_that_stands_still_ends_the_read_and_writes_nothing_later
             await link.close()
             link = await reading.connect(endpoint, timeout=60.0)
         other = np.zeros(NBYTES, np.uint8)
-        await link.read(bytes.fromhex(key), rows, [Region("other", other)], timeout=60.0)
+        try:
+            await link.read(bytes.fromhex(key), rows, [Region("other", other)], timeout=60.0)
+        except TransferFailed:
+            if way == "pull" and await asyncio.to_thread(aborted, server):
+                pytest.xfail("UCX ended the process that it had to answer a READ from: docs/transports.md")
+            raise
         assert (other == pattern(NBYTES)).all()
         assert (array == 0x5A).all()
     finally:

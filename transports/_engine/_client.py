@@ -240,8 +240,12 @@ class EngineLane(Lane):
             flight = flights.popleft()
             done, late = self._land(sock, work, flight, done, alone=not flights)
             refused = refused or late
-        if refused is not None:
-            raise refused
+        late = None
+        try:
+            if refused is not None:
+                raise refused
+        finally:
+            refused = None  # it has this frame in its traceback, and the frame the read's regions
 
     def _begin(self, sock: socket.socket, work: Work, step: Piece, turn: int, low: int, high: int) -> _Flight:
         engine = self._engine

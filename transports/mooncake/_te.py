@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import math
 import os
 import re
@@ -64,6 +65,18 @@ class _Transfer:
     since: float = 0.0
 
 
+def devices(topology: str) -> set[str]:
+    """RDMA devices in what the engine says of its machine: for each kind of memory those that are near, and others.
+
+    Raises `EngineFailed` for what cannot be read.
+    """
+    try:
+        told = json.loads(topology)
+        return {str(name) for lists in told.values() for names in lists for name in names}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise EngineFailed(f"what it says of its devices cannot be read: {topology[:200]!r}") from error
+
+
 class MooncakeEngine(Engine):
     """One engine; a broken one is replaced within, and what was registered is registered again.
 
@@ -84,9 +97,28 @@ class MooncakeEngine(Engine):
         code = engine.initialize(host, "P2PHANDSHAKE", self._config.protocol, ",".join(self._config.devices))
         if code != 0:
             raise EngineFailed(f"it does not start: {code}")
+        if self._config.protocol == "rdma":
+            self._look_for_devices(engine)
         self._engine = engine
         for address, nbytes in self._registered.items():
             self._register(address, nbytes)
+
+    def _look_for_devices(self, engine: Any) -> None:
+        """Raises `EngineFailed` unless it has found the devices that it is to use.
+
+        Without one it goes over TCP and says nothing; so it does where the environment tells it to.
+        """
+        if os.environ.get("MC_FORCE_TCP"):
+            raise EngineFailed("MC_FORCE_TCP is set, so it would go over TCP and not over RDMA")
+        found = devices(engine.get_local_topology())
+        missing = [name for name in self._config.devices if name not in found]
+        if missing:
+            raise EngineFailed(
+                f"it finds no RDMA device {', '.join(missing)} "
+                f"(transport.mooncake.devices); there are {', '.join(sorted(found)) or 'none'}"
+            )
+        if not found:
+            raise EngineFailed("it finds no RDMA device, and would go over TCP without a word")
 
     @property
     def description(self) -> bytes:

@@ -145,6 +145,5 @@ class NixlTransport(EngineTransport):
         # What writes into our memory must be kept from it by closing our end, should it neither finish nor answer.
         if endpoint.get("boot") == _machine.boot_id():
             tls = self.config.tls
-            shares = not tls or tls.startswith("^") or bool(_SHARED & set(tls.split(",")))
-            return self.config.direction == "push" and not shares
+            return bool(tls) and not tls.startswith("^") and not _SHARED & set(tls.split(","))
         return True

@@ -18,8 +18,9 @@ class NixlConfig:
     advertise          host that peers connect to, where it differs from `host`
     tls                UCX transports that may be used, as UCX_TLS takes them, such as "tcp" or "rc,ud"; "": all it has
     ucx                further settings of UCX, as "NAME=VALUE" without the UCX_
-    direction          who moves the bytes: "pull": the reader, by READs; "push": the sender, by WRITEs; "auto": the
-                       sender, unless both are on one host; what is pushed takes two sides of which neither says "pull"
+    direction          who moves the bytes: "pull": the reader, by READs; "push" and "auto": the sender, by WRITEs,
+                       unless both are on one host and `tls` has ways through shared memory; what is pushed takes two
+                       sides of which neither says "pull"
     gpu                the GPU whose memory chunks are served from; -1: memory of the host
     chunk              bytes moved by one request of the engine; two are under way at a time
     piece              bytes moved under one entry at the server

@@ -10,9 +10,11 @@ import pytest
 from hawk.errors import InvalidArgument, NotViable
 from hawk.transports import registry
 from hawk.transports._engine._seam import EngineFailed
-from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport
+from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport, _te
+from hawk.transports.mooncake._te import MooncakeEngine
 from hawk.transports.nixl import NixlConfig, NixlTransport, _agent
 from hawk.transports.nixl._agent import NixlAgent
+from tests.fake_engines import FakeMooncake
 
 
 async def test_who_pushes() -> None:
@@ -23,7 +25,10 @@ async def test_who_pushes() -> None:
 
     assert not asks("pull", "tcp", same=False)
     assert asks("auto", "", same=False)
-    assert not asks("auto", "tcp", same=True)
+    assert asks("auto", "tcp", same=True), (
+        "READs over TCP are slow, and cost a server its life where a reader vanishes"
+    )
+    assert not asks("auto", "", same=True)
     assert asks("push", "tcp", same=True)
     assert not asks("push", "", same=True), "shared memory is written by a peer that nobody can stop"
     assert not asks("push", "cma,tcp", same=True)
@@ -58,6 +63,44 @@ async def test_a_package_that_does_not_load_is_told_at_the_start(monkeypatch: py
     _agent.load.cache_clear()
     with pytest.raises(NotViable, match="libcudart"):
         await NixlTransport().start()
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "said"),
+    [
+        ([], (), "no RDMA device, and would go over TCP"),
+        ([], ("mlx5_0",), "no RDMA device mlx5_0 .*there are none"),
+        (["mlx5_1", "mlx5_2"], ("mlx5_2", "mlx5_7"), "mlx5_7 .*mlx5_1, mlx5_2"),
+        (["mlx5_1"], (), ""),
+        (["mlx5_1", "mlx5_2"], ("mlx5_2",), ""),
+    ],
+)
+async def test_rdma_without_its_devices_is_refused_and_not_replaced(
+    there: list[str], asked: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    config, module = MooncakeConfig(protocol="rdma", devices=asked), FakeMooncake()
+    module.faults.devices = there
+    transport = MooncakeTransport(config, opener=lambda: MooncakeEngine(config, module=module))
+    if said:
+        with pytest.raises(NotViable, match=said):
+            await transport.start()
+    else:
+        await transport.start()
+        monkeypatch.setenv("MC_FORCE_TCP", "1")
+        with pytest.raises(EngineFailed, match="MC_FORCE_TCP"):
+            MooncakeEngine(config, module=module)
+    await transport.close()
+
+
+def test_what_the_engine_says_of_its_devices() -> None:
+    assert _te.devices('{"cpu:0": [["mlx5_0"], ["mlx5_1"]], "cpu:1": [[], ["mlx5_0"]]}') == {
+        "mlx5_0",
+        "mlx5_1",
+    }
+    for text in ("", "[]", '{"cpu:0": 3}'):
+        with pytest.raises(EngineFailed, match="cannot be read"):
+            _te.devices(text)
 
 
 async def test_an_engine_that_does_not_start_is_told_at_the_start() -> None:
