@@ -6,6 +6,7 @@ that report has written are removed, and no others.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -81,9 +82,11 @@ def begin(folder: Path, earlier: Iterable[str]) -> None:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Removes files of an earlier report; those that are gone already are none of its."""
+    """Removes files of an earlier report, those that are there, and its own folder where that is empty then."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or somebody has put something into it
+        (folder / MEASURED).rmdir()
 
 
 def write(folder: Path, report: Report, facts: dict[str, Any], measured: Iterable[Path] = ()) -> list[str]:

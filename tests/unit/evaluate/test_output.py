@@ -35,6 +35,8 @@ def test_what_others_have_put_there_is_never_touched(tmp_path: Path, overwrite: 
 def test_an_earlier_report_goes_when_it_may(tmp_path: Path) -> None:
     earlier(tmp_path, "a.csv", "measured/between.json")
     (tmp_path / "a.csv").write_text("old")
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "between.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InvalidArgument, match="--overwrite"):
         output.claim(tmp_path, overwrite=False)
