@@ -66,6 +66,11 @@ class DecodeInstance:
         self.version = 0
         self.busy_seconds = self.batch_seconds = 0.0
 
+    def busy_by(self, now: float) -> float:
+        """Seconds that it decoded or stood still for copies until now."""
+        # Counted up to `at`: the step that runs is not over, and a pause may lie ahead.
+        return self.busy_seconds + (now - self.at if self.batch else min(0.0, now - self.at))
+
     # -- room --------------------------------------------------------------------------------------------------
 
     def ask(self, request: int) -> None:

@@ -74,7 +74,8 @@ class Engine:
         self.granted, self.transfer_start, self.transfer_end = never[:], never[:], never[:]
         self.decode_start, self.first, self.end = never[:], never[:], never[:]
         self.prefill_of, self.decode_of = [-1] * count, [-1] * count
-        self.moved_bytes = 0
+        self._marks: list[tuple[float, float, float]] = []
+        self._held = [0.0, 0.0]
         self._inside, self._inside_since, self._inside_seconds = 0, 0.0, 0.0
         self.finished = 0
 
@@ -118,6 +119,8 @@ class Engine:
         if following < len(self.arrival):
             self.at(self.arrival[following] + self.scenario.overhead, self._arrive, following)
         self._count(1, self.now)
+        if request == int(len(self.arrival) * self.scenario.warm_up) or following == len(self.arrival):
+            self._mark()
         self._to_prefill.pick().arrive(request)
 
     def _count(self, change: int, when: float) -> None:
@@ -125,6 +128,11 @@ class Engine:
         self._inside_seconds += self._inside * (when - self._inside_since)
         self._inside_since = when
         self._inside += change
+
+    def _mark(self) -> None:
+        """Writes down how long instances have been busy, at the first reported arrival and at the last."""
+        before = sum(one.busy_by(self.now) for one in self.prefills)
+        self._marks.append((self.now, before, sum(one.busy_by(self.now) for one in self.decodes)))
 
     # -- what instances tell -----------------------------------------------------------------------------------
 
@@ -186,6 +194,8 @@ class Engine:
         else:
             begin = max(begin, self.now)
             end = begin + cost.alone
+        self._held[0] += cost.hold_source
+        self._held[1] += cost.hold_target
         self.source_free[here] = begin + cost.hold_source
         self.target_free[there] = begin + cost.hold_target
         self.transfer_start[request] = begin
@@ -217,6 +227,36 @@ class Engine:
         self.finished += 1
         self._count(-1, at)
 
+    def _utilisation(self) -> tuple[float, float]:
+        first, last = self._marks[0], self._marks[-1]
+        if last[0] <= first[0]:  # all at once: from the first arrival to the last answer
+            first = (self.arrival[0], 0.0, 0.0)
+            before = sum(one.busy_seconds for one in self.prefills)
+            last = (max(self.end), before, sum(one.busy_seconds for one in self.decodes))
+        seconds = max(last[0] - first[0], 1e-12)
+        before = (last[1] - first[1]) / seconds / len(self.prefills)
+        after = (last[2] - first[2]) / seconds / len(self.decodes)
+        return min(before, 1.0), min(after, 1.0)  # sums of thousands of steps end in rounded digits
+
+    def _load(self) -> tuple[float, float, float]:
+        count, decodes = len(self.arrival), len(self.decodes)
+        span = self.arrival[-1] - self.arrival[0]
+        if span <= 0:
+            return 0.0, 0.0, 0.0
+        span *= count / (count - 1)  # as many gaps as requests
+        links = (
+            held / len(free)
+            for held, free in zip(self._held, (self.source_free, self.target_free), strict=True)
+        )
+        kept = sum(n * (b - a) for n, a, b in zip(self.reserved, self.transfer_start, self.end, strict=True))
+        batch = sum(d.batch_seconds for d in self.decodes)
+        decode = max(kept / self.decodes[0].capacity, batch / self.max_batch) / decodes
+        return (
+            sum(p.busy_seconds for p in self.prefills) / len(self.prefills) / span,
+            max(links) / span,
+            decode / span,
+        )
+
     def _outcome(self) -> Outcome:
         def column(values: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
             return np.asarray(values, np.float64)
@@ -244,6 +284,8 @@ class Engine:
             bytes_received=np.asarray([d.received for d in self.decodes], np.int64),
             inside_seconds=self._inside_seconds,
             events=self.events,
+            utilisation=self._utilisation(),
+            load=self._load(),
         )
 
 

@@ -43,15 +43,24 @@ class Figure:
 
 def number(value: object, field: str, low: float = 0.0, high: float = math.inf) -> float:
     """The value as a finite number in `[low, high]`; raises `InvalidArgument` naming `field`."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    if not plain or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
+    found = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:  # a whole number with hundreds of digits
+            found = math.inf
+    if not math.isfinite(found) or not low <= found <= high:
         upto = "or more" if high == math.inf else f"to {high:g}"
-        raise InvalidArgument("not such a number", field=field, got=value, expected=f"{low:g} {upto}")
-    return float(value)  # type: ignore[arg-type]
+        got = str(value)[:200]
+        raise InvalidArgument("not such a number", field=field, got=got, expected=f"{low:g} {upto}")
+    return found
 
 
 def figure(table: object, field: str, unit: str = "") -> Figure:
-    """A figure of a table `{value, unit, mark, source, low, high}`; raises `InvalidArgument` naming `field`."""
+    """A figure of a table `{value, unit, mark, source, low, high}`; raises `InvalidArgument` naming `field`.
+
+    Values are in `unit`: a table that says another is refused, not converted.
+    """
     known = ("value", "unit", "mark", "source", "low", "high")
     if not isinstance(table, dict):
         raise InvalidArgument("a figure is a table", field=field, got=table, expected=", ".join(known[:4]))
@@ -59,6 +68,10 @@ def figure(table: object, field: str, unit: str = "") -> Figure:
         if key not in known:
             raise InvalidArgument("unknown key", field=f"{field}.{key}"[:200], expected=", ".join(known))
     value = number(table.get("value"), f"{field}.value")
+    if unit and table.get("unit", unit) != unit:
+        raise InvalidArgument(
+            "this figure has another unit", field=f"{field}.unit", got=str(table["unit"])[:200], expected=unit
+        )
     mark, source = table.get("mark"), table.get("source")
     if mark not in MARKS:
         raise InvalidArgument("unknown mark", field=f"{field}.mark", got=mark, expected=" or ".join(MARKS))

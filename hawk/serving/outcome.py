@@ -32,6 +32,11 @@ class Outcome:
     decode_kv_peak        most tokens of KV that were reserved at a time, of `decode_kv_tokens`
     inside_seconds        time integral of requests in the system
     events                events of the simulation
+    utilisation           part of the time that prefill and decode instances were busy while reported requests arrived;
+                          what comes afterwards, while the system empties, is left out
+    load                  what all requests took of prefill instances, of links and of decode instances (room for KV or
+                          for requests, whichever is scarcer), as part of what there was while they arrived.  Above 1
+                          queues grow for as long as requests come, whatever part of these few was answered in time
 
     What is told of all leaves the first `scenario.warm_up` of the requests out.
     """
@@ -58,6 +63,8 @@ class Outcome:
     bytes_received: I64
     inside_seconds: float
     events: int
+    utilisation: tuple[float, float]
+    load: tuple[float, float, float]
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -127,13 +134,6 @@ class Outcome:
         return (later + firsts) / float(until - begin)
 
     @property
-    def utilisation(self) -> tuple[float, float]:
-        """Part of the time that prefill and decode instances were busy."""
-        if self.seconds <= 0:
-            return 0.0, 0.0
-        return float(self.prefill_busy.mean() / self.seconds), float(self.decode_busy.mean() / self.seconds)
-
-    @property
     def mean_batch(self) -> float:
         """Requests in the batches of decode instances, while these decode."""
         busy = float(self.decode_busy.sum())
@@ -141,7 +141,7 @@ class Outcome:
 
     @property
     def power(self) -> float:
-        """Watts of all devices' ASICs, averaged: each phase's power while busy, idle power else."""
+        """Watts of all devices' ASICs while reported requests arrive: each phase's power while busy, else idle."""
         s, (before, after) = self.scenario, self.utilisation
         total = 0.0
         for side, busy, phase in ((s.prefill, before, "power_prefill"), (s.decode, after, "power_decode")):

@@ -28,6 +28,7 @@ class PrefillInstance:
         "rates",
         "running",
         "sent",
+        "until",
         "used",
         "waiting",
     )
@@ -39,7 +40,11 @@ class PrefillInstance:
         self.done = 0  # tokens of the queue's head that earlier steps have computed
         self.waiting = self.used = self.sent = 0
         self.capacity = rates.kv_tokens
-        self.busy_seconds = 0.0
+        self.busy_seconds = self.until = 0.0  # of steps that have begun, and when the last of them ends
+
+    def busy_by(self, now: float) -> float:
+        """Seconds that it computed or stood still for copies until now."""
+        return self.busy_seconds - max(0.0, self.until - now)
 
     def arrive(self, request: int) -> None:
         """A request has come."""
@@ -123,7 +128,8 @@ class PrefillInstance:
     def _run(self, seconds: float, ended: list[int], tokens: int) -> None:
         self.running = True
         self.busy_seconds += seconds
-        self.engine.at(self.engine.now + seconds, self._ended, (ended, tokens))
+        self.until = self.engine.now + seconds
+        self.engine.at(self.until, self._ended, (ended, tokens))
 
     def _ended(self, what: tuple[list[int], int]) -> None:
         ended, tokens = what
@@ -133,7 +139,8 @@ class PrefillInstance:
             stall += self.engine.prefill_ended(self.number, request)
         if stall > 0.0:  # copies that the engine waits for
             self.busy_seconds += stall
-            self.engine.at(self.engine.now + stall, self._go_on, None)
+            self.until = self.engine.now + stall
+            self.engine.at(self.until, self._go_on, None)
             return
         self._go_on(None)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +17,7 @@ from hawk.serving.figures import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from multiprocessing.connection import Connection
 
     from hawk.serving.outcome import Outcome
     from hawk.serving.scenario import Scenario
@@ -62,11 +66,31 @@ def spread(
             tell(len(found), len(items))
         return found
     # Started afresh, not forked: the caller may have threads.
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for one in pool.map(work, items):
-            found.append(one)
-            tell(len(found), len(items))
+    context = multiprocessing.get_context("spawn")
+    theirs, ours = context.Pipe(duplex=False)
+    with theirs, ours, ProcessPoolExecutor(count, context, _end_with, (theirs,)) as pool:
+        try:
+            for one in pool.map(work, items):
+                found.append(one)
+                tell(len(found), len(items))
+        except BaseException:
+            ours.close()  # nobody waits for what is being simulated
+            raise
     return found
+
+
+def _end_with(parent: Connection) -> None:
+    """In a worker: ends it when the process that started it ends, in whatever way, or wants no more."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to all; the parent says what becomes of it
+
+    def watch() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            parent.recv_bytes()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -92,9 +116,10 @@ def knee(
     tolerance: float = 0.01,
     seeds: int = 1,
 ) -> Knee:
-    """The highest rate at which that part of the requests meets the scenario's promises, within `tolerance` of it.
+    """The rate up to which that part of the requests meets the scenario's promises, within `tolerance` of it.
 
-    Doubles from `low` and then halves.  All rates have the same random numbers, so that one more request a second
+    Doubles from `low` and then halves; where the part that does wavers about `attainment`, that is one of the rates
+    at which it falls below.  All rates have the same random numbers, so that one more request a second
     only brings arrivals closer; `seeds` of them are run and their attainments averaged.
     """
     number(attainment, "attainment", 0.0, 1.0)

@@ -58,6 +58,11 @@ class Side:
     block: int = 16
     channels: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in (("block", self.block), ("channels", self.channels)):
+            if value is not None and value < 1:
+                raise InvalidArgument("no such number", field=name, got=value, expected="1 or more")
+
 
 @dataclass(frozen=True, slots=True)
 class Moved:
@@ -171,7 +176,7 @@ class Transfer:
 
     def seconds(self, nbytes: float, requests: int = 0) -> float:
         """Seconds of a transfer of so many bytes alone, as in the paper's figure 9; `requests` of one worker."""
-        return self._cost(Moved(int(nbytes), 0, requests, 1), 1).alone
+        return self._cost(Moved(int(number(nbytes, "nbytes")), 0, requests, 1), 1).alone
 
     def _cost(self, moved: Moved, pieces: int) -> Cost:
         v, n = self.calibration.value, float(moved.nbytes)

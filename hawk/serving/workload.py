@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 10_000_000
 MOST_TOKENS = 1 << 24
+MOST_LINE = 1 << 16
+"""Bytes of a line of a trace."""
 
 _SOURCE = "DistServe (Zhong et al., 2024), lengths of its workloads, not read again"
 _SHAPE = "log-normal, coefficient of variation and cut assumed: DistServe shows histograms, no figures"
@@ -121,6 +123,12 @@ class Workload:
     arrivals: Literal["poisson", "even"] = "poisson"
     recorded: tuple[tuple[float, int, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.arrivals not in ("poisson", "even"):
+            raise InvalidArgument(
+                "unknown way of arriving", field="arrivals", got=self.arrivals, expected="poisson or even"
+            )
+
     @classmethod
     def chatbot(cls) -> Workload:
         """DistServe's chatbot: ShareGPT."""
@@ -171,7 +179,11 @@ class Workload:
         rows: list[tuple[float, int, int]] = []
         try:
             with Path(path).open("rb") as file:
-                for n, line in enumerate(file, 1):
+                for n, line in enumerate(iter(partial(file.readline, MOST_LINE + 1), b""), 1):
+                    if len(line) > MOST_LINE:
+                        raise InvalidArgument(
+                            "the line is too long", field=f"{path}:{n}", expected=f"{MOST_LINE} bytes"
+                        )
                     if line.strip():
                         rows.append(_row(line, f"{path}:{n}"))
                     if len(rows) > MOST_REQUESTS:
@@ -180,11 +192,15 @@ class Workload:
                         )
         except OSError as error:
             raise InvalidArgument("cannot read this file", field=str(path), got=error.strerror) from error
-        return cls.of(rows, str(path))
+        return cls._of(rows, str(path))
 
     @classmethod
     def of(cls, rows: list[tuple[float, int, int]], name: str = "trace") -> Workload:
-        """A trace of rows (arrival seconds, prompt tokens, answer tokens)."""
+        """A trace of rows (arrival seconds, prompt tokens, answer tokens); raises `InvalidArgument` naming the row."""
+        return cls._of([_checked(*row, f"{name}[{n}]") for n, row in enumerate(rows)], name)
+
+    @classmethod
+    def _of(cls, rows: list[tuple[float, int, int]], name: str) -> Workload:
         if not rows:
             raise InvalidArgument("a trace needs a request", field=name, got="none", expected="1 or more")
         rows = sorted(rows)
@@ -203,7 +219,14 @@ class Workload:
         if self.recorded:
             kept = np.array(self.recorded[:count])
             arrival = kept[:, 0]
-            if rate is not None and arrival[-1] > 0:
+            if rate is not None and len(arrival) > 1:
+                if arrival[-1] <= 0:
+                    raise InvalidArgument(
+                        "requests that come all at once have no rate",
+                        field="rate",
+                        got=rate,
+                        expected="None, for a trace's own times",
+                    )
                 arrival = arrival * ((len(arrival) - 1) / arrival[-1] / rate)
             return Requests(arrival, kept[:, 1].astype(np.int64), kept[:, 2].astype(np.int64))
         if rate is None or count is None:
@@ -218,19 +241,23 @@ class Workload:
 def _row(line: bytes, field: str) -> tuple[float, int, int]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument("this is no JSON", field=field, got=str(error)[:200]) from None
     if not isinstance(found, dict):
         raise InvalidArgument(
-            "an object is needed", field=field, got=found, expected="arrival, input, output"
+            "an object is needed", field=field, got=str(found)[:200], expected="arrival, input, output"
         )
-    arrival = number(found.get("arrival"), f"{field}: arrival")
+    return _checked(found.get("arrival"), found.get("input"), found.get("output"), field)
+
+
+def _checked(arrival: object, input: object, output: object, field: str) -> tuple[float, int, int]:
+    """One request of a trace."""
     tokens = []
-    for key in ("input", "output"):
-        value = found.get(key)
+    for key, value in (("input", input), ("output", output)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
+            got, most = str(value)[:200], MOST_TOKENS
             raise InvalidArgument(
-                "a number of tokens", field=f"{field}: {key}", got=value, expected=f"1..{MOST_TOKENS}"
+                "a number of tokens", field=f"{field}: {key}", got=got, expected=f"1..{most}"
             )
         tokens.append(value)
-    return arrival, tokens[0], tokens[1]
+    return number(arrival, f"{field}: arrival"), tokens[0], tokens[1]

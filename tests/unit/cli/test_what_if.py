@@ -48,7 +48,7 @@ def test_layout_codec_and_link_are_what_is_asked() -> None:
 
 def test_the_table_says_what_holds_what_does_not_and_what_cannot_be_built() -> None:
     text = asked(
-        "--rate", "20", "--tp", "1", "--prefill", "p150a", "--prefill", "h100", "--most", "1", "--ttft", "1s"
+        "--rate", "6", "--tp", "1", "--prefill", "p150a", "--prefill", "h100", "--most", "1", "--ttft", "1s"
     )
     assert "1 x 1 h100" in text
     assert "yes" in text
@@ -65,6 +65,39 @@ def test_the_table_says_what_holds_what_does_not_and_what_cannot_be_built() -> N
     assert "Left out: 1 a100 and 1 p150a: tp: the weights leave no room for KV" in " ".join(
         done.output.split()
     )
+
+
+def test_what_ends_before_queues_are_long_does_not_hold() -> None:
+    """300 requests are all in time where of 3000 one in a hundred would be: decoding takes twice what there is."""
+    found = json.loads(asked("--rate", "20", "--tp", "1", "--prefill", "h100", "--most", "1", "--json"))
+    assert found["options"][0]["attainment"] > 0.9
+    assert found["options"][0]["load"] > 1
+    assert not found["options"][0]["holds"]
+    assert found["cheapest"] is None
+
+
+def test_a_request_that_fits_into_one_device_leaves_only_others_out(tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    trace.write_text('{"arrival": 0, "input": 300000, "output": 5}')
+    found = json.loads(
+        asked(
+            "--workload",
+            str(trace),
+            "--decode",
+            "p150a",
+            "--decode",
+            "h200",
+            "--tp",
+            "1:1",
+            "--prefill",
+            "h200",
+            "--ttft",
+            "1h",
+            "--json",
+        )
+    )
+    assert [(way["decode"], way["holds"]) for way in found["options"]] == [("h200", True), ("p150a", False)]
+    assert "larger than an instance's KV" in found["options"][1]["reason"]
 
 
 def test_a_trace_is_replayed(tmp_path: Path) -> None:

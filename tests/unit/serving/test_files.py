@@ -8,6 +8,7 @@ from hawk.errors import InvalidArgument
 from hawk.serving import (
     Device,
     Lengths,
+    Side,
     Workload,
     device_names,
     load_calibration,
@@ -49,6 +50,8 @@ def test_a_device_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ('name = "mine"', "", "name"),
         ('summary = "of my own"', "colour = 1", "colour"),
         ("[figures.mfu]", "[figures", "mine.toml"),
+        ("value = 312000000000000.0", 'value = 312.0\nunit = "TFLOP/s"', "flops.unit"),
+        ("value = 312000000000000.0", "value = 1" + "0" * 400, "flops.value"),
     ],
 )
 def test_what_is_wrong_in_a_device_is_named(tmp_path: Path, old: str, new: str, field: str) -> None:
@@ -115,6 +118,49 @@ def test_lengths_have_the_means_that_are_said(workload: Workload) -> None:
     assert drawn.input.mean() == pytest.approx(workload.input.mean, rel=0.02)
     assert drawn.output.mean() == pytest.approx(workload.output.mean, rel=0.02)
     assert drawn.input.max() <= 2048
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ((float("nan"), 1, 1), "arrival"),
+        ((-1.0, 1, 1), "arrival"),
+        ((10**400, 1, 1), "arrival"),
+        ((0.0, 0, 1), "input"),
+        ((0.0, 1, True), "output"),
+        ((0.0, 1.5, 1), "input"),
+    ],
+)
+def test_a_row_of_a_trace_that_cannot_be_is_named(row: tuple[float, int, int], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Workload.of([(0.0, 1, 1), row], "day")
+    assert caught.value.field == f"day[1]: {field}"
+
+
+@pytest.mark.parametrize("line", ["[" * 60_000, "1" * (1 << 17), '{"arrival": 1' + "0" * 400 + "}"])
+def test_a_line_of_a_trace_is_not_followed_into_the_depths(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text(line)
+    with pytest.raises(InvalidArgument) as caught:
+        Workload.trace(path)
+    assert str(caught.value.field).startswith(f"{path}:1")
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_trace_without_gaps_has_no_rate() -> None:
+    burst = Workload.of([(3.0, 10, 10), (3.0, 20, 20)])
+    assert burst.draw(None, None, 0).arrival.tolist() == [0.0, 0.0]
+    with pytest.raises(InvalidArgument) as caught:
+        burst.draw(5.0, None, 0)
+    assert caught.value.field == "rate"
+
+
+def test_sides_and_ways_of_arriving_that_cannot_be_are_refused() -> None:
+    one = Lengths("fixed", 1)
+    with pytest.raises(InvalidArgument, match="arrivals"):
+        Workload("any", one, one, "sometimes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="block"):
+        Side("vllm/nhd", block=0)
 
 
 def test_lengths_that_cannot_be_are_refused() -> None:

@@ -36,6 +36,44 @@ def test_the_number_inside_is_rate_times_time() -> None:
     )
 
 
+@pytest.mark.parametrize("load", [0.5, 1.5])
+def test_load_is_what_was_asked_and_utilisation_what_was_busy_meanwhile(load: float) -> None:
+    found = queue(Workload.fixed(1000, 1, "even"), load, 1000)
+    assert found.load[0] == pytest.approx(load, rel=1e-6)
+    assert found.load[1:] == (0.0, 0.0)
+    assert found.utilisation[0] == pytest.approx(min(load, 1.0), rel=1e-2)
+
+
+def test_power_is_that_of_the_time_in_which_requests_come() -> None:
+    """One long answer at the end keeps the whole system on for longer, but is not what it serves."""
+    watt = Device.measured("w", prefill={1000: 1.0}, power=100.0)
+    idle = {"power_idle": replace(watt.figures["power_idle"], value=0.0)}
+    decoder = Device.measured("d", decode={1: 0.1})
+    rows = [(float(n), 500, 1) for n in range(100)]
+    for last in (1, 5000):
+        found = simulate(
+            Scenario(
+                replace(ALONE, device=watt.with_figures(idle)),
+                Decode(decoder),
+                Workload.of([*rows, (100.0, 500, last)]),
+                None,
+                rate=None,
+                requests=None,
+            )
+        )
+        assert found.utilisation[0] == pytest.approx(0.5)
+        assert found.power == pytest.approx(50.0)
+
+
+def test_a_decode_side_that_drowns_is_seen_before_anybody_waits_too_long() -> None:
+    # Each answer takes 10 s of one of 4 places, and two come in each second.
+    decoder = Decode(Device.measured("d", decode={1: 0.1}), max_batch=4)
+    scenario = Scenario(
+        Prefill(AT_ONCE), decoder, Workload.fixed(10, 101, "even"), None, rate=2.0, requests=20
+    )
+    assert simulate(scenario).load[2] == pytest.approx(5.0)
+
+
 def decoding(rates: dict[int, float], context: float, **changes: object) -> Outcome:
     device = Device.measured("decodes", decode=rates, step_context=context)
     workload = Workload("answers", Lengths("exponential", 50), Lengths("exponential", 30))
