@@ -115,10 +115,9 @@ class DecodeInstance:
                 self._look(None)
             return
         self._advance(now)
-        # After a pause `at` lies ahead: a step begins there.
-        self._look_at(
-            self.at if self.at >= now else self.at + self.base + self.context * self.rates.step_context
-        )
+        # After a pause `at` lies ahead: a step begins there.  Who has made the last step goes before another begins.
+        here = self.at >= now or self.leaving[0][0] <= self.steps
+        self._look_at(self.at if here else self.at + self._seconds(1))
 
     def _look_at(self, when: float) -> None:
         self.boundary = True
