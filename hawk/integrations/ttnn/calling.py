@@ -1,27 +1,42 @@
-"""Calls that take a thread: begun or given up, and in no way of a process that ends."""
+"""Calls that take a thread: one at a time, begun or given up, and in no way of a process that ends."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
 
-class Turn:
-    """Work that has begun, or never will once it was given up."""
+class NotBegun(Exception):
+    """Nothing of the call was done, and nothing will be."""
+
+
+class NotEnded(Exception):
+    """The call, or the one before it, began and did not end in time; it may go on whenever it does."""
+
+
+class _Turn:
+    """Work that has begun, or never will once it was given up.
+
+    began   when it did, by `time.monotonic`
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
-        self._begun = False
         self._lock = threading.Lock()
+        self.began: float | None = None
 
     def __call__(self) -> None:
         """Does the work, unless it was given up."""
         with self._lock:
-            work, self._begun = self._work, True
+            work, self._work = self._work, None
+            self.began = time.monotonic()
         if work is not None:
             work()
 
@@ -29,10 +44,62 @@ class Turn:
         """Whether it began before this; if not, it does not any more."""
         with self._lock:
             self._work = None
-            return self._begun
+            return self.began is not None
 
 
-def in_a_thread(work: Callable[[], None]) -> Future[None]:
+class Calls:
+    """Calls one after the other: in the executor's threads, or in one of its own each if that is None.
+
+    hung   one did not end in time, after which none is made
+    """
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+        self._one = threading.Lock()
+        self.hung = False
+
+    async def __call__(self, work: Callable[[], None], timeout: float) -> None:
+        """Makes one, for which it has `timeout` seconds from when it begins: those before it have their own.
+
+        Raises `NotBegun` where no thread came to it in that time, `NotEnded`, and what the work raises.
+        """
+        if self.hung:
+            raise NotEnded
+        turn = _Turn(work)
+        running = self._begun(turn)
+        # Maybe nobody waits any more by then.
+        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        left = timeout
+        while not (await asyncio.wait([running], timeout=left))[0]:
+            left = timeout
+            if turn.began is None and self._one.locked() and not self.hung:
+                continue  # whoever is before it is judged there
+            begun = turn.give_up()
+            if turn.began is not None and not self.hung:
+                left = turn.began + timeout - time.monotonic()
+                if left > 0:
+                    continue
+            running.cancel()  # which ends nothing that began, but nobody is told any more when that ends
+            if not begun and not self.hung:
+                raise NotBegun(f"not begun in {timeout:g} s")
+            self.hung = True
+            raise NotEnded
+        running.result()
+
+    def _begun(self, turn: _Turn) -> asyncio.Future[None]:
+        def in_turn() -> None:
+            with self._one:
+                turn()
+
+        try:
+            if self._executor is not None:
+                return asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
+            return asyncio.wrap_future(_in_a_thread(in_turn))
+        except RuntimeError as error:  # an executor that was shut down, or no thread to be had
+            raise NotBegun(str(error)) from error
+
+
+def _in_a_thread(work: Callable[[], None]) -> Future[None]:
     """Begins it in a thread that keeps no process from ending: one whose chip hangs would wait for ever."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()

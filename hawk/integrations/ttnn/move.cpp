@@ -68,14 +68,23 @@ uint32_t shifted(uint32_t slot, uint32_t from, uint32_t target, uint32_t bytes) 
     const uint32_t to = slot + target % WRITE_ALIGN;
     auto* source = reinterpret_cast<volatile uint8_t*>(static_cast<uintptr_t>(from));
     auto* place = reinterpret_cast<volatile uint8_t*>(static_cast<uintptr_t>(to));
+    uint32_t last = 0;
+    uint8_t byte = 0;
     if (to < from) {
         for (uint32_t i = 0; i < bytes; ++i) {
-            place[i] = source[i];
+            last = i;
+            place[i] = byte = source[i];
         }
     } else {
         for (uint32_t i = bytes; i-- > 0;) {
-            place[i] = source[i];
+            last = i;
+            place[i] = byte = source[i];
         }
+    }
+    // Stores to this memory are done in order, but behind those that start the network (which are to other memory): it
+    // would send what was there before.  What was stored last is read, and waited for, so that all of it is there.
+    invalidate_l1_cache();
+    while (place[last] != byte) {
     }
     return to;
 }

@@ -7,10 +7,7 @@ ttnn 0.81's), and one chunk of a request has thousands of moves.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
-import threading
 import time
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,7 @@ from hawk.arguments import count as whole
 from hawk.arguments import instance
 from hawk.errors import DeviceReset, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
 from hawk.integrations.ttnn import api, trial
-from hawk.integrations.ttnn.calling import Turn, in_a_thread
+from hawk.integrations.ttnn.calling import Calls, NotBegun, NotEnded
 from hawk.integrations.ttnn.moves import MOVE_BYTES, PAGE_BYTES, PAGE_WORDS, Shares, launches
 from hawk.integrations.ttnn.reserving import banks as banks_of
 from hawk.integrations.ttnn.reserving import chips, rows
@@ -95,9 +92,8 @@ class BankMover:
         ttnn = self._ttnn = _library()
         self.cost, self.row_cost, self.call_cost = cost, row_cost, call_cost
         self.launched = 0
-        self._device, self._timeout, self._executor = device, timeout, executor
-        self._one = threading.Lock()
-        self._lost = False
+        self._device, self._timeout, self._calls = device, timeout, Calls(executor)
+        self._stuck: list[Any] = []
         self._align = int(ttnn.get_dram_alignment())
         self.reservation = instance(reservation, Reservation, "reservation", "a Reservation")
         self._chip, coordinate = _place(device, reservation)
@@ -148,49 +144,47 @@ class BankMover:
 
     async def _apart(self, work: Callable[[], None]) -> None:
         """In a thread where ttnn is called, at most for as long as a chip that works may take."""
-        if self._lost:
-            raise self._gone()
-        if self._table is None:
-            raise HawkMemoryError("the mover is closed", field=f"chip {self._chip}")
-        turn = Turn(work)
-        if self._executor is None:
-            running = asyncio.wrap_future(in_a_thread(turn))
-        else:
-            running = asyncio.get_running_loop().run_in_executor(self._executor, turn)
-        # Maybe nobody waits any more by then.
-        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        done, _ = await asyncio.wait([running], timeout=self._timeout)
-        if not done:
-            begun = turn.give_up()
-            running.cancel()  # which ends nothing that began, but nobody is told any more when that ends
-            if not begun:
-                raise HawkMemoryError(
-                    "ttnn's thread had no time to move bytes",
-                    field=f"chip {self._chip}",
-                    got=f"not begun in {self._timeout:g} s",
-                    hint="The executor given has to run calls between the engine's own",
-                )
-            self._lost = True
-            raise self._gone()
-        running.result()
+        self._opened()
+        try:
+            await self._calls(work, self._timeout)
+        except NotBegun as error:
+            raise HawkMemoryError(
+                "ttnn's thread had no time to move bytes",
+                field=f"chip {self._chip}",
+                got=str(error),
+                hint="The executor given has to run calls between the engine's own",
+            ) from error
+        except NotEnded:
+            raise self._gone(f"no answer in {self._timeout:g} s") from None
+        except HawkError:
+            raise
+        except Exception as fault:  # ttnn has errors of many classes, whatever its words are today
+            raise _refused(fault, self._chip) from fault
 
-    def _gone(self) -> DeviceReset:
+    def _opened(self) -> Any:
+        """The table; raises `HawkMemoryError` where it was given back."""
+        table = self._table
+        if table is None and not self._calls.hung:
+            raise HawkMemoryError("the mover is closed", field=f"chip {self._chip}")
+        return table
+
+    def _gone(self, said: str) -> DeviceReset:
         return DeviceReset(
             "the chip does not end the program that moves bytes",
             field=f"chip {self._chip}",
-            got=f"no answer in {self._timeout:g} s",
+            got=said,
             hint="Reset it, and start engine and agent anew",
         )
 
     # -- the program -----------------------------------------------------------------------------------------
 
-    def program(self, launch: Launch) -> Any:
-        """The `ttnn.MeshProgramDescriptor` of a launch: the kernel on its cores, for this chip alone.
+    def program(self, launch: Launch, moves: Any) -> Any:
+        """The `ttnn.MeshProgramDescriptor` of a launch whose table is `moves`: the kernel, for this chip alone.
 
         What differs between launches is the runtime arguments, so ttnn compiles it once.
         """
         ttnn, shares = self._ttnn, self._shares
-        table = int(self._table.buffer_address())
+        table = int(moves.buffer_address())
         arguments = ttnn.RuntimeArgs()
         for bank, line in enumerate(self._cores):
             for number, core in enumerate(line):
@@ -221,22 +215,30 @@ class BankMover:
 
     def _run(self, moves: Moves, address: int) -> None:
         """Launches and waits; in a thread where ttnn is called."""
-        ttnn = self._ttnn
-        kept = []  # copies are put on a queue: until it is empty the chip may still read the host's tensors
-        with self._one:
-            try:
-                for launch in launches(moves, address, self._shares):
-                    kept.append(_on_host(self._device, launch.table))
-                    ttnn.copy_host_to_device_tensor(kept[-1], self._table)
-                    ttnn.generic_op([self._table, self._table], self.program(launch))
-                    self.launched += 1
-                ttnn.synchronize_device(self._device)
-            except HawkError:  # nothing was put there
-                raise
-            except (RuntimeError, TypeError) as fault:  # the latter where ttnn's own words have changed
-                with contextlib.suppress(RuntimeError):
-                    ttnn.synchronize_device(self._device)
-                raise _refused(fault, self._chip) from fault
+        ttnn, table = self._ttnn, self._opened()
+        # Copies are put on a queue: until it is empty the chip may read the host's tensors, and the table.
+        kept = [table]
+        try:
+            for launch in launches(moves, address, self._shares):
+                kept.append(_on_host(self._device, launch.table))
+                ttnn.copy_host_to_device_tensor(kept[-1], table)
+                ttnn.generic_op([table, table], self.program(launch, table))
+                self.launched += 1
+        except InvalidArgument:  # nothing was put there
+            raise
+        except Exception:
+            self._over(kept)
+            raise
+        self._over(kept)
+
+    def _over(self, kept: list[Any]) -> None:
+        """Returns when the chip has done what is on its queue; raises `DeviceReset` where ttnn cannot say that."""
+        try:
+            self._ttnn.synchronize_device(self._device)
+        except Exception as fault:
+            self._calls.hung = True
+            self._stuck += kept
+            raise self._gone(_first_line(fault)) from fault
 
     # -- what it costs ---------------------------------------------------------------------------------------
 
@@ -277,7 +279,7 @@ class BankMover:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """Gives the table back.  Nothing may be moved any more then."""
+        """Gives the table back, at the end of the moves that are under way; nothing else is moved then."""
         self._table = None
 
 
@@ -361,15 +363,18 @@ def _limited(name: str, value: int, least: int, most: int, *, multiple: int = 1)
         raise InvalidArgument("no such program", field=name, got=value, expected=expected)
 
 
+def _first_line(fault: Exception) -> str:
+    """What ttnn says: behind the place in its sources, and before its calls."""
+    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+    said = (lines[i + 1] for i, line in enumerate(lines[:-1]) if line == "info:")
+    return next(said, lines[0] if lines else type(fault).__name__)[:300]
+
+
 def _refused(fault: Exception, chip: int) -> HawkMemoryError:
     """What ttnn says where it does not run the program, in its own words."""
-    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-    said = next(
-        (lines[i + 1] for i, line in enumerate(lines[:-1]) if line == "info:"), lines[0] if lines else ""
-    )
     return HawkMemoryError(
         "ttnn does not run the program that moves bytes",
         field=f"chip {chip}",
-        got=said[:300],
+        got=_first_line(fault),
         hint="Kernels need the chip's compiler (docs/ttnn.md)",
     )

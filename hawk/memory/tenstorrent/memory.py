@@ -320,16 +320,20 @@ class Tenstorrent(Channels):
         if self.move_support is not MoveSupport.DEVICE:
             await super().move(moves)
             return
-        assert self._moves_there is not None
         self._check("moves", moves.channel, moves.source, moves.nbytes)
         self._check("moves", moves.channel, moves.target, moves.nbytes)
         if len(moves):
             await self.flush(_sources(moves))
-            try:
-                await _to_its_end(self._moves_there(moves))
-            except DeviceReset as error:
-                self._lost = str(error)
-                raise
+            await _to_its_end(self._by_the_chip(moves))
+
+    async def _by_the_chip(self, moves: Moves) -> None:
+        """The program, whose end is known here also where whoever waited for it was cancelled."""
+        assert self._moves_there is not None
+        try:
+            await self._moves_there(moves)
+        except DeviceReset as error:
+            self._lost = str(error)
+            raise
 
     @property
     def counts(self) -> dict[str, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -281,6 +283,113 @@ async def test_a_busy_executor_is_no_chip_that_hangs(lent):
         await mover(moves([(0, 0, 64, 64)]))
 
 
+async def test_whoever_waits_for_others_moves_finds_no_chip_that_hangs(lent):
+    """Each has the chip's time for itself; all of them together take longer."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    lent(slow)
+    mesh = Mesh(banks=1)
+    mover = BankMover(mesh, reserve(mesh, 4096), timeout=60)
+    first = asyncio.create_task(mover(moves([(0, 0, 64, 64)])))
+    await asyncio.to_thread(begun.wait, 60)
+    mover._timeout = 0.01
+    second = asyncio.create_task(mover(moves([(0, 0, 64, 64)])))
+    assert not (await asyncio.wait([first, second], timeout=0.1))[0]
+    mover._timeout = 60
+    second.cancel()  # its 10 ms would begin with its turn
+    third = asyncio.create_task(mover(moves([(0, 0, 64, 64)])))
+    go_on.set()
+    await asyncio.gather(first, third)
+    mover.close()
+
+
+async def test_a_chip_whose_end_ttnn_does_not_know_may_still_write(lent, monkeypatch):
+    lent()
+    mesh = Mesh(banks=1)
+    mover = BankMover(mesh, reserve(mesh, 4096))
+
+    def hangs(_: Mesh) -> None:
+        raise RuntimeError("TIMEOUT: device timeout, potential hang detected")
+
+    monkeypatch.setattr(__import__("ttnn"), "synchronize_device", hangs)
+    with pytest.raises(DeviceReset, match=r"chip 0.*potential hang"):
+        await mover(moves([(0, 0, 64, 64)]))
+    monkeypatch.undo()
+    with pytest.raises(DeviceReset):
+        await mover(moves([(0, 0, 64, 64)]))
+    mesh.queue.clear()
+    mover.close()
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("no such core"), IndexError("map::at"), OSError(28, "disk full")]
+)
+def test_whatever_ttnn_raises_is_typed_and_the_queue_is_waited_for(fault, lent):
+    held_by = lent()
+    mesh = Mesh(banks=1, bank_bytes=1 << 19)
+    mover = BankMover(mesh, reserve(mesh, 1 << 15), **SMALL)
+    op, launched = held_by.generic_op, []
+
+    def second(tensors: Any, program: Any) -> Any:
+        launched.append(program)
+        if len(launched) == 2:
+            raise fault
+        return op(tensors, program)
+
+    __import__("ttnn").generic_op = second
+    with pytest.raises(HawkMemoryError, match=str(fault).split("]")[-1].strip()[:8]):
+        asyncio.run(mover(moves([(0, 64 * i, 1 << 14 | 64 * (255 - i), 32) for i in range(256)])))
+    assert len(launched) == 2
+    assert not mesh.queue
+    with pytest.raises(HawkMemoryError):
+        launched.clear()
+        launched.append(None)
+        asyncio.run(mover.measure())
+    mover.close()
+
+
+async def test_a_mover_that_is_closed_meanwhile_keeps_its_table_until_the_chip_is_done(lent):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(mesh: Mesh, *given: Any) -> None:
+        begun.set()
+        go_on.wait(60)
+        programs.interpreted(mesh, *given)
+
+    lent(slow)
+    mesh = Mesh(banks=1)
+    mover = BankMover(mesh, reserve(mesh, 4096))
+    table = weakref.ref(mover._table)
+    first = asyncio.create_task(mover(moves([(0, 0, 64, 64)])))
+    await asyncio.to_thread(begun.wait, 60)
+    second = asyncio.create_task(mover(moves([(0, 0, 64, 64)])))
+    await asyncio.sleep(0)
+    mover.close()
+    gc.collect()
+    assert table() is not None
+    go_on.set()
+    await first
+    with pytest.raises(HawkMemoryError, match="closed"):
+        await second
+    mesh.queue.clear()
+    gc.collect()
+    assert table() is None
+
+
+async def test_an_executor_that_has_ended_is_said(lent):
+    lent()
+    mesh = Mesh()
+    with ThreadPoolExecutor(1) as engine:
+        mover = BankMover(mesh, reserve(mesh, 4096), executor=engine)
+    with pytest.raises(HawkMemoryError, match="shutdown"):
+        await mover(moves([(0, 0, 64, 64)]))
+    mover.close()
+
+
 # -- what it costs ---------------------------------------------------------------------------------------
 
 
@@ -326,6 +435,7 @@ def test_costs_are_those_of_a_chip_that_takes_so_long():
 
 BROKEN = [
     ("the batch before has left", "noc_async_writes_flushed();", ";"),
+    ("stores are there before they are sent", "invalidate_l1_cache();", ";"),
     ("writes agree below 16", "if ((source ^ target) % WRITE_ALIGN)", "if (false)"),
 ]
 
@@ -342,7 +452,7 @@ def test_a_kernel_that_is_wrong_is_seen(what, there, instead, lent):
     mover = BankMover(mesh, held, slots=4, piece=128)
     rows = [(0, 300 * i + 7 * (i % 3), ROOM // 2 + 300 * i + i % 32, 100 + i) for i in range(26)]
     before = filled(mesh, held, 3)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, DeviceReset)):
         asyncio.run(mover(moves(rows)))
         for bank, wanted in enumerate(carried_out(before, held, rows, held.address)):
             assert np.array_equal(mesh.memory[0][bank][:ROOM], wanted[:ROOM])

@@ -2,7 +2,8 @@
 //
 // Ours, for tests: names, arguments and rules are tt-metal's.  A read arrives at the read barrier and not before, and
 // until then its place holds other bytes; a write takes its bytes as late as it may, when writes are flushed.  So a
-// barrier that is missing is seen in the bytes.  What the chip leaves undefined ends the run with a number.
+// barrier that is missing is seen in the bytes.  What the chip leaves undefined ends the run with a number; so does a
+// write of bytes that the core stored itself and has not looked at since, for the network may be faster than its stores.
 #pragma once
 
 #include <sys/mman.h>
@@ -50,6 +51,7 @@ inline const uint32_t* arguments;
 inline uint8_t* l1;
 inline uint32_t room;
 inline Queue reads, writes;
+inline uint8_t there[1 << 20];  // what the network finds in this core's memory
 
 inline uint8_t* place(uint32_t bank, uint64_t address, uint32_t bytes) {
     if (bank >= bank_count || address < first || address + bytes > first + bank_bytes) {
@@ -65,6 +67,8 @@ inline uint8_t* local(uint32_t address, uint32_t bytes) {
     }
     return reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(address));
 }
+
+inline void look() { std::memcpy(there, l1 + ODD, room); }
 
 inline void require_same(uint64_t a, uint64_t b, uint64_t alignment, int number) {
     if ((a ^ b) & (alignment - 1)) {
@@ -106,14 +110,20 @@ inline void noc_async_read_barrier() {
         std::memcpy(stand_in::local(one.local, one.bytes), from, one.bytes);
     }
     stand_in::reads.count = 0;
+    stand_in::look();
 }
+
+inline void invalidate_l1_cache() { stand_in::look(); }
 
 inline void noc_async_write(uint32_t from, uint64_t to, uint32_t bytes) {
     const uint32_t bank = to >> 40;
     const uint64_t address = to & ((1ull << 40) - 1);
     stand_in::require_same(address, from, 16, 4);
     stand_in::place(bank, address, bytes);
-    stand_in::local(from, bytes);
+    const uint8_t* stored = stand_in::local(from, bytes);
+    if (std::memcmp(stored, stand_in::there + (stored - stand_in::l1 - stand_in::ODD), bytes) != 0) {
+        throw stand_in::Fault{8};
+    }
     stand_in::writes.add({bank, address, from, bytes});
 }
 

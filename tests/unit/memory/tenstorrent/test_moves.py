@@ -100,3 +100,29 @@ async def test_cancelled_moves_end_with_the_chips_program() -> None:
         await task
     assert ended == [1]
     npu.close()
+
+
+async def test_a_program_that_did_not_end_is_known_of_though_nobody_waits_any_more() -> None:
+    """A job that is cancelled gives its blocks back, and the chip may go on writing there."""
+    inside, give_up = asyncio.Event(), asyncio.Event()
+
+    class Mover:
+        cost, row_cost = 1e-11, 2e-6
+
+        async def __call__(self, moves: Moves) -> None:
+            inside.set()
+            await give_up.wait()
+            raise DeviceReset("the chip does not end the program", field="chip 0")
+
+    npu = made(FakeKmd(), mover=Mover())
+    one = np.asarray([3], np.int32)
+    task = asyncio.create_task(npu.move(Moves(one, np.asarray([0]), np.asarray([4096]), np.asarray([64]))))
+    await inside.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    give_up.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(DeviceReset, match=r"memory\.npu0: .*may still write"):
+        await npu.flush(ranges((0, 0, 64)))
+    npu.close()
