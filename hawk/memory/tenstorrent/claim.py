@@ -1,7 +1,8 @@
 """One writer for each byte of a chip: a lock on that range of the chip's device file, which every process sees.
 
 The kernel keeps such locks by open file and gives them up when that is closed, so also when the process ends, however
-it ends.  The device file itself is locked and not one beside it, for all who can use the chip can open it.
+it ends; children that it forked close their copy of the file at once.  The device file itself is locked and not one
+beside it, for all who can use the chip can open it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import fcntl
 import os
 import struct
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,9 @@ _FLOCK = "hhqqi4x"
 
 TRIES = 8
 """How often a range is asked for that others hold and give up again meanwhile."""
+
+
+_held: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
 class Claim:
@@ -44,6 +49,7 @@ class Claim:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return
+        _held.add(self)
         wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, reservation.address, reservation.nbytes, 0)
         taken = ""
         for _ in range(TRIES):
@@ -72,17 +78,36 @@ class Claim:
         if kind == fcntl.F_UNLCK:
             return ""
         at = os.fstat(self._fd)
-        end = start + length - 1
+        # A length of 0 is all there is: so locks whoever locks a file.
+        end = start + length - 1 if length else "EOF"
         mark = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino} {start} {end}"
-        text = f"{start:#x} to {start + length:#x}"
+        text = f"{start:#x} to " + (f"{start + length:#x}" if length else "the end")
         holders = sorted(set(_holders(mark)))
         return f"{text}, which {' and '.join(holders)} has" if holders else text
 
     def close(self) -> None:
         """Gives the range up.  Safe to call twice."""
         if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+            # A child that is being forked may not have closed its copy yet.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(
+                    self._fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+                )
+        self.forget()
+
+    def forget(self) -> None:
+        """Closes this process' copy of the file, which gives nothing up that another process has with it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
             os.close(fd)
+
+
+def _after_fork_in_child() -> None:
+    for claim in list(_held):
+        claim.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _holders(mark: str) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """One writer for each byte of a chip, over all processes of a machine."""
 
 import asyncio
+import fcntl
 import os
+import struct
 import sys
 from pathlib import Path
 
@@ -66,6 +68,34 @@ def test_what_is_closed_is_free_and_what_was_refused_holds_nothing(device: Path)
     here.close()
     here.close()
     over("npu2", BASE + 2 * MIB - 64).close()
+
+
+def test_a_child_that_is_forked_holds_nothing_back(device: Path) -> None:
+    ended, keeps = os.pipe()
+    first = over("npu0", BASE)
+    child = os.fork()
+    if child == 0:
+        os.close(keeps)
+        os.read(ended, 1)  # for as long as the test runs
+        os._exit(0)
+    try:
+        with pytest.raises(InvalidArgument, match=f"which process {os.getpid()} "):
+            Claim(str(device), Reservation((0,), BASE, MIB, 8), "npu1")
+        first.close()
+        over("npu1", BASE).close()
+    finally:
+        os.close(keeps)
+        os.close(ended)
+        os.waitpid(child, 0)
+
+
+def test_whoever_has_locked_all_of_the_file_is_named(device: Path) -> None:
+    with device.open("r+b") as file:
+        everything = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, everything)
+        with pytest.raises(InvalidArgument, match=f"none of 0x0 to the end, which process {os.getpid()} "):
+            over("npu0", BASE)
+    over("npu0", BASE).close()
 
 
 def test_without_a_device_file_there_is_nothing_to_claim(device: Path) -> None:
