@@ -102,6 +102,11 @@ class Outcome:
         met = (self.ttft <= slo.ttft) & ~(self.tpot > slo.tpot)
         return float(met.mean())
 
+    @property
+    def steady(self) -> bool:
+        """Whether it could go on like this, with a load below 1.  A trace is all that is asked and may end in time."""
+        return bool(self.scenario.workload.recorded) or max(self.load) < 1
+
     @cached_property
     def ttft_attainment(self) -> float:
         """Part that met the promise on the first token."""

@@ -158,12 +158,8 @@ def _smallest(base: Scenario, attainment: float, most: int, option: Option) -> A
 
 
 def _kept(outcome: Outcome, attainment: float) -> bool:
-    """Whether the promise is kept, and not only because what was simulated ends before queues have grown too long.
-
-    A trace is all that is asked: it may end in time.
-    """
-    steady = bool(outcome.scenario.workload.recorded) or max(outcome.load) < 1
-    return steady and outcome.attainment >= attainment
+    """Whether the promise is kept, and not only because what was simulated ends before queues have grown too long."""
+    return outcome.steady and outcome.attainment >= attainment
 
 
 def _search(base: Scenario, attainment: float, most: int, option: Option, times: int) -> Answer:

@@ -5,7 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hawk.serving import Decode, Device, Lengths, Outcome, Prefill, Scenario, Workload, simulate
+from hawk.serving import (
+    Decode,
+    Device,
+    Lengths,
+    Outcome,
+    Prefill,
+    Scenario,
+    Slo,
+    Workload,
+    knee,
+    simulate,
+)
 
 ONE = Device.measured("one second a thousand tokens", prefill={1000: 1.0})
 AT_ONCE = Device.measured("no time at all")
@@ -72,6 +83,22 @@ def test_a_decode_side_that_drowns_is_seen_before_anybody_waits_too_long() -> No
         Prefill(AT_ONCE), decoder, Workload.fixed(10, 101, "even"), None, rate=2.0, requests=20
     )
     assert simulate(scenario).load[2] == pytest.approx(5.0)
+
+
+def test_a_knee_is_no_rate_at_which_queues_grow() -> None:
+    """Ten servers of a request a second each: at 12 a second the last of 400 wait for 6 s, and 60 s are promised."""
+    scenario = Scenario(
+        replace(ALONE, instances=10),
+        Decode(AT_ONCE),
+        Workload.fixed(1000, 1, "even"),
+        None,
+        requests=400,
+        slo=Slo(60.0, 1.0),
+        router="round-robin",
+    )
+    found = knee(scenario, high=64.0)
+    assert found.bounded
+    assert found.rate == pytest.approx(10, rel=0.02)
 
 
 def decoding(rates: dict[int, float], context: float, **changes: object) -> Outcome:
