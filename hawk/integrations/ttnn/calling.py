@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 
+_LOOK = 0.2
+"""Seconds between two looks whether a call that waits for others was given up, and its thread is free for others."""
+
+
 class NotBegun(Exception):
     """Nothing of the call was done, and nothing will be."""
 
@@ -25,12 +29,14 @@ class _Turn:
     """Work that has begun, or never will once it was given up.
 
     began   when it did, by `time.monotonic`
+    hung    it did not end in time
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
         self._lock = threading.Lock()
         self.began: float | None = None
+        self.hung = False
 
     def __call__(self) -> None:
         """Does the work, unless it was given up."""
@@ -40,6 +46,11 @@ class _Turn:
         if work is not None:
             work()
 
+    @property
+    def given_up(self) -> bool:
+        """Whether it will never begin."""
+        return self._work is None and self.began is None
+
     def give_up(self) -> bool:
         """Whether it began before this; if not, it does not any more."""
         with self._lock:
@@ -47,15 +58,32 @@ class _Turn:
             return self.began is not None
 
 
+class _Line:
+    """Who calls, of all in this process: a library that drives several chips is one for all of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.first: _Turn | None = None
+
+    def moves(self) -> bool:
+        """Whether somebody calls, and may yet end in time."""
+        first = self.first
+        return first is not None and not first.hung
+
+
+_line = _Line()
+
+
 class Calls:
-    """Calls one after the other: in the executor's threads, or in one of its own each if that is None.
+    """Calls one after the other, those of others in this process included.
+
+    They are made in the executor's threads, or in one of its own each if that is None.
 
     hung   one did not end in time, after which none is made
     """
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor
-        self._one = threading.Lock()
         self.hung = False
 
     async def __call__(self, work: Callable[[], None], timeout: float) -> None:
@@ -72,7 +100,7 @@ class Calls:
         left = timeout
         while not (await asyncio.wait([running], timeout=left))[0]:
             left = timeout
-            if turn.began is None and self._one.locked() and not self.hung:
+            if turn.began is None and _line.moves() and not self.hung:
                 continue  # whoever is before it is judged there
             begun = turn.give_up()
             if turn.began is not None and not self.hung:
@@ -81,15 +109,23 @@ class Calls:
                     continue
             running.cancel()  # which ends nothing that began, but nobody is told any more when that ends
             if not begun and not self.hung:
-                raise NotBegun(f"not begun in {timeout:g} s")
-            self.hung = True
+                behind = ", behind a call that does not end" if _line.first is not None else ""
+                raise NotBegun(f"not begun in {timeout:g} s{behind}")
+            self.hung = turn.hung = True
             raise NotEnded
         running.result()
 
     def _begun(self, turn: _Turn) -> asyncio.Future[None]:
         def in_turn() -> None:
-            with self._one:
+            while not _line.lock.acquire(timeout=_LOOK):
+                if turn.given_up:
+                    return
+            try:
+                _line.first = turn
                 turn()
+            finally:
+                _line.first = None
+                _line.lock.release()
 
         try:
             if self._executor is not None:

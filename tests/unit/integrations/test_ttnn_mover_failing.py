@@ -41,6 +41,9 @@ async def test_a_chip_that_does_not_answer_is_given_up_for_good(lent):
             await mover(moves([(0, 0, 64, 64)]))
     go_on.set()
     mover.close()
+    other = BankMover(mesh, reserve(mesh, 4096))
+    await other(moves([(0, 0, 64, 64)]))  # behind what has ended now
+    other.close()
 
 
 async def test_a_busy_executor_is_no_chip_that_hangs(lent):
@@ -169,3 +172,52 @@ async def test_an_executor_that_has_ended_is_said(lent):
     with pytest.raises(HawkMemoryError, match="shutdown"):
         await mover(moves([(0, 0, 64, 64)]))
     mover.close()
+
+
+async def test_movers_of_a_meshs_chips_call_ttnn_one_after_the_other(lent):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(mesh: Mesh, chip: int, *_: Any) -> None:
+        if chip == 0:
+            begun.set()
+            go_on.wait(60)
+
+    seen = lent(slow).seen
+    mesh = Mesh(chips=2, banks=1)
+    held = reserve(mesh, 4096)
+    here, beside = (BankMover(mesh, held.of_chip(chip), timeout=60) for chip in (0, 1))
+    first = asyncio.create_task(here(moves([(0, 0, 64, 64)])))
+    await asyncio.to_thread(begun.wait, 60)
+    second = asyncio.create_task(beside(moves([(0, 0, 64, 64)])))
+    await asyncio.wait([second], timeout=0.1)
+    assert len(seen) == 1
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert len(seen) == 2
+    here.close()
+    beside.close()
+
+
+async def test_a_chip_that_hangs_costs_no_other_chip_more_than_its_turn(lent):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hangs(mesh: Mesh, chip: int, *_: Any) -> None:
+        if chip == 0:
+            begun.set()
+            go_on.wait(60)
+
+    lent(hangs)
+    mesh = Mesh(chips=2, banks=1)
+    held = reserve(mesh, 4096)
+    here, beside = (BankMover(mesh, held.of_chip(chip), timeout=0.02) for chip in (0, 1))
+    with pytest.raises(DeviceReset):
+        await here(moves([(0, 0, 64, 64)]))
+    with pytest.raises(HawkMemoryError, match="behind a call that does not end") as caught:
+        await beside(moves([(0, 0, 64, 64)]))
+    assert not isinstance(caught.value, DeviceReset)
+    beside._timeout = 60
+    third = asyncio.create_task(beside(moves([(0, 0, 64, 64)])))
+    go_on.set()
+    await third
+    here.close()
+    beside.close()
