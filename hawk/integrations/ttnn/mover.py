@@ -64,9 +64,9 @@ class BankMover:
     pages        of 2 KiB that the table of moves has in each bank: 128 moves each, more take several launches
     slots, piece   moves that a core has under way at a time, and bytes of each at most; twice their product, and a
                  little, is taken of a core's memory during a launch
-    executor     where ttnn is called: a thread for each call if None; all movers call one at a time.  An engine that calls ttnn in
-                 other threads meanwhile gives one that runs calls between its own, for ttnn does not say that it may
-                 be called in two at once
+    executor     where ttnn is called: a thread for each call if None, all movers one at a time.  An engine that calls
+                 it in other threads meanwhile gives one that runs calls between its own, for ttnn does not say that it
+                 may be called in two at once
     timeout      seconds from the beginning of a call after which a chip that has not answered is given up
 
     Blocks while the table is allocated.  Raises `InvalidArgument` for a reservation of several chips, of other banks or
