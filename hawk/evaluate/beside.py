@@ -90,6 +90,9 @@ def _figure_9(found: Simulated) -> list[Comparison]:
     sizes = low["gn-hawk"]
     faster = max(low["gn-host"][size] / sizes[size] for size in sizes)
     rows.append(Comparison("GN-Host by GN-HAWK, at most", "", "", paper.MOST_FASTER, faster, "abstract"))
+    longer = sizes[round(paper.LARGE)] / low["gg-direct"][round(paper.LARGE)] - 1
+    what = f"latency of GN-HAWK beyond GG-Direct's, {paper.LARGE:g} MB"
+    rows.append(Comparison(what, "", "%", 100 * paper.FROM_DIRECT, 100 * longer, "abstract"))
     return rows
 
 
@@ -205,9 +208,9 @@ def against_paper(found: Simulated) -> Table:
         Column("what", "what"),
         Column("workload", "workload"),
         Column("unit", "unit"),
-        Column("paper", "paper", "", Origin.PAPER, right=True),
-        Column("simulated", "simulated", "", Origin.SIMULATED, right=True),
-        Column("difference", "difference", right=True),
+        Column("paper", "paper", "digits", Origin.PAPER),
+        Column("simulated", "simulated", "digits", Origin.SIMULATED),
+        Column("difference, %", "difference_percent", "+.1f"),
         Column("calibration", "calibration"),
         Column("in the paper", "where"),
     )
@@ -216,9 +219,9 @@ def against_paper(found: Simulated) -> Table:
             c.what,
             c.workload,
             c.unit,
-            "never" if c.paper is None else format(c.paper, c.form),
-            "never" if c.simulated is None else format(c.simulated, c.form),
-            c.agrees,
+            "never" if c.paper is None else c.paper,
+            "never" if c.simulated is None else c.simulated,
+            c.agrees if c.difference is None else 100 * c.difference,
             found.calibration,
             c.where,
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hawk.bench import between, fragmentation, retile, transfer
 from hawk.bench.samples import stamped
 from hawk.errors import HawkError, InternalError, InvalidArgument
+from hawk.evaluate.output import whole
 from hawk.evaluate.records import Absent, Origin
 from hawk.evaluate.sources import Source, read
 from hawk.memory.cuda_driver import CudaFault, load
@@ -131,6 +132,12 @@ def fitting(sizes: Sequence[int], available: int) -> tuple[list[int], list[Absen
     return fit, left
 
 
+def left_out(source: Source) -> list[Absent]:
+    """Sizes that a benchmark itself had too little memory for."""
+    found = getattr(source.data, "left_out", [])
+    return [Absent(f"{source.benchmark}, {one.asked / 1e6:.0f} MB", one.reason) for one in found]
+
+
 def steps(machine: Machine, sizes: Sequence[int], *, quick: bool, seed: int) -> list[Step]:
     """What is measured, in order."""
     runs = QUICK_RUNS if quick else RUNS
@@ -205,5 +212,5 @@ def measure(
             yield Absent(step.about, " ".join(str(error).split()))
             continue
         path = folder / f"{step.benchmark}.json"
-        path.write_text(json.dumps(stamped(step.benchmark, figures), indent=2) + "\n")
+        whole(path, json.dumps(stamped(step.benchmark, figures), indent=2) + "\n")
         yield read(path, Origin.HERE, f"{folder.name}/{path.name}")

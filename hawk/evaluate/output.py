@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,17 @@ if TYPE_CHECKING:
 
 PAGE, SUMMARY, MEASURED = "report.html", "summary.json", "measured"
 
+_OF_MEASURING = tuple(f"{MEASURED}/{kind}.json" for kind in KINDS)
+"""Files that measuring may write, long before the report's own names are known."""
+
 
 def claim(folder: Path, *, overwrite: bool, kept: Iterable[Path] = ()) -> list[str]:
     """Looks whether a report may go into `folder`, and makes it; the files of an earlier report that will go.
 
     kept    files that are read for this report, and may not be among these
 
-    Raises `InvalidArgument` for a folder that has something in it, but for an earlier report and with `overwrite`.
+    Raises `InvalidArgument` for a folder that has something in it, but for an earlier report and with `overwrite`, and
+    for a file of somebody's own where one of this report would go.
     """
     if folder.exists() and not folder.is_dir():
         raise InvalidArgument("not a folder", field="out", got=folder, expected="a folder, or a new name")
@@ -47,7 +52,8 @@ def claim(folder: Path, *, overwrite: bool, kept: Iterable[Path] = ()) -> list[s
             got=folder,
             expected="an empty folder or a new name" + ("" if earlier is None else ", or --overwrite"),
         )
-    going = {(folder / name).resolve() for name in earlier}
+    paths = [folder / name for name in (PAGE, SUMMARY, *_OF_MEASURING)]
+    going = {path.resolve() for path in (*paths, *(folder / name for name in earlier))}
     for path in kept:
         inside = [path] if path.is_file() else list(path.glob("*.json"))
         for one in inside:
@@ -58,6 +64,14 @@ def claim(folder: Path, *, overwrite: bool, kept: Iterable[Path] = ()) -> list[s
                     got=one,
                     expected="another file",
                 )
+    for path in paths:
+        if os.path.lexists(path) and str(path.relative_to(folder)) not in earlier:
+            raise InvalidArgument(
+                "a file that the report in the folder does not list is in the way",
+                field="out",
+                got=path,
+                expected="another folder, or the file elsewhere",
+            )
     return earlier
 
 
@@ -68,17 +82,40 @@ def _earlier(folder: Path) -> list[str] | None:
         names = told["files"]
         if told["report"] != PAGE or not all(isinstance(n, str) for n in names):
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+        inside = folder.resolve()
+        places = [(name, (folder / name).resolve()) for name in names]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError):
         return None
-    inside = folder.resolve()
-    return [n for n in names if (folder / n).resolve().is_relative_to(inside)]
+    return [name for name, place in places if place.is_relative_to(inside) and not place.is_dir()]
 
 
 def begin(folder: Path, earlier: Iterable[str]) -> None:
-    """Says in the folder whose it is, so that what a run that ends early leaves can be overwritten."""
-    names = [PAGE, SUMMARY, *(f"{MEASURED}/{kind}.json" for kind in KINDS), *earlier]
+    """Says in the folder whose it is, so that what a run that ends early leaves can be overwritten.
+
+    Raises `InvalidArgument` where another run has done so since `claim` found the folder empty.
+    """
+    earlier = list(earlier)
+    if not earlier:
+        try:
+            (folder / SUMMARY).touch(exist_ok=False)
+        except FileExistsError:
+            raise InvalidArgument(
+                "another run has just begun here", field="out", got=folder, expected="a folder of its own"
+            ) from None
+    names = [PAGE, SUMMARY, *_OF_MEASURING, *earlier]
     summary = {"report": PAGE, "finished": False, "files": list(dict.fromkeys(names))}
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    whole(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; one that is there goes only then, and what a link leads to stays."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="")
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
@@ -104,10 +141,10 @@ def write(folder: Path, report: Report, facts: dict[str, Any], measured: Iterabl
         str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name for path in measured
     ]
     for one in items:
-        (folder / f"{one.name}.csv").write_text(as_csv(one), encoding="utf-8", newline="")
-    (folder / PAGE).write_text(text, encoding="utf-8")
+        whole(folder / f"{one.name}.csv", as_csv(one))
+    whole(folder / PAGE, text)
     summary = {"report": PAGE, "finished": True, **facts, "files": names}
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    whole(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return names
 
 
@@ -128,4 +165,4 @@ def _cell(value: Value) -> str:
         return repr(value)
     text = str(value)
     # A spreadsheet would take these for a formula; file names come from outside.
-    return f"'{text}" if isinstance(value, str) and text[:1] in "=+-@\t" and text[:1] else text
+    return f"'{text}" if isinstance(value, str) and text[:1] in "=+-@\t\r" and text[:1] else text

@@ -22,6 +22,9 @@ WIDTH, HEIGHT = 10.6, 4.1
 
 KEY = (6.0, 1.3)
 
+LONGEST = 60
+"""Characters of a series' name in a legend."""
+
 _SETTINGS = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -36,6 +39,8 @@ _SETTINGS = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "path.simplify": False,
+    # Names come from files: a "$" in them is no formula.
+    "text.parse_math": False,
 }
 
 _FONTS = "font-family: system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -159,7 +164,7 @@ def _series(ax: Any, one: Series, joined: bool) -> None:
     ax.plot(
         xs,
         ys,
-        label=one.told,
+        label=_label(one),
         color=look.colour,
         marker=look.marker,
         markersize=look.size,
@@ -173,6 +178,13 @@ def _series(ax: Any, one: Series, joined: bool) -> None:
     )
 
 
+def _label(one: Series) -> str:
+    """What a legend says: in all of a name that one line has room for; matplotlib leaves out what begins with "_"."""
+    name = one.label if len(one.label) <= LONGEST else one.label[: LONGEST - 1] + "\u2026"
+    told = f"{name} ({one.origin.value})"
+    return f" {told}" if told.startswith("_") else told
+
+
 def _bars(ax: Any, one: Series) -> None:
     """Bars with their values on them; simulated ones are hollow and hatched, with a broken edge."""
     look = style(one.way, one.origin)
@@ -180,7 +192,7 @@ def _bars(ax: Any, one: Series) -> None:
         [p.x for p in one.points],
         [p.y for p in one.points],
         width=0.6,
-        label=one.told,
+        label=_label(one),
         facecolor=look.colour if look.fill == "full" else "white",
         edgecolor=look.colour,
         linewidth=1.4,

@@ -116,6 +116,7 @@ def _measured(options: Options, step: Callable[[str], None]) -> tuple[list[Sourc
             absent.append(one)
         else:
             measured.append(one)
+            absent += here.left_out(one)
     return measured, absent
 
 

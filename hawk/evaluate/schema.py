@@ -274,5 +274,25 @@ class Load(Struct, frozen=True):
 
     rates: Annotated[list[LoadRate], Meta(min_length=1)]
     lacks: list[str] = field(default_factory=list)
-    holds: dict[str, bool] = field(default_factory=dict)
     goal: Annotated[float, Meta(gt=0, le=10)] = 0.2
+
+    @property
+    def models(self) -> list[str]:
+        """Those that foretold something, in their order."""
+        return list(dict.fromkeys(one.model for rate in self.rates for one in rate.compared))
+
+    def held(self, model: str) -> bool:
+        """Whether it foretold every percentile at every rate within the goal, by the numbers that the report shows.
+
+        A percentile that another rate has, and one does not (since it lies among requests that failed), is missed.
+        """
+        wanted = {one.percentile for rate in self.rates for one in rate.compared}
+        return all(
+            wanted
+            == {
+                one.percentile
+                for one in rate.compared
+                if one.model == model and abs(one.predicted / one.measured - 1) <= self.goal
+            }
+            for rate in self.rates
+        )

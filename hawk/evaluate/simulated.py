@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from hawk.evaluate.records import Axis, Figure, Input, Line, Origin, Panel, Poin
 from hawk.evaluate.transfers import FOUR, NAMES
 from hawk.serving.calibration import load_calibration
 from hawk.serving.scenario import paper_scenario
-from hawk.serving.sweep import Knee, cores, knee, sweep
+from hawk.serving.sweep import Knee, knee, spread, sweep
 from hawk.serving.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -144,22 +142,15 @@ def simulate(
     for (workload, way, rate), outcome in zip(wanted, outcomes, strict=True):
         found.runs.append(run_of(workload, way, rate, outcome))
     first = [scenario(workload, way, rates[0], requests=requests, seed=seed) for workload, way in every]
-    for number, ((workload, way), one) in enumerate(zip(every, _knees(first, workers), strict=True), 1):
-        told(f"looking for 90 % attainment, {number} of {len(every)}")
+
+    def looked(done: int, total: int) -> None:
+        told(f"looking for 90 % attainment, {done} of {total}")
+
+    knees = spread(knee_of, first, workers=workers, progress=looked)
+    for (workload, way), one in zip(every, knees, strict=True):
         reached = one.rate > 0
         found.knees[workload, way] = run_of(workload, way, one.rate, one.outcome) if reached else None
     return found
-
-
-def _knees(scenarios: Sequence[Scenario], workers: int | None) -> Iterable[Knee]:
-    """The knee of each, in order, the same for any number of workers."""
-    count = min(cores() if workers is None else workers, len(scenarios))
-    if count <= 1:
-        yield from map(knee_of, scenarios)
-        return
-    # Started afresh, not forked: measuring has left threads.
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(knee_of, scenarios)
 
 
 def knee_of(scenario: Scenario) -> Knee:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ KINDS: dict[str, type[msgspec.Struct] | None] = {
     "load": schema.Load,
     "chunks": None,
     "directory": None,
+    "simulator": None,
     "engines": None,
     "integrity": None,
     "jobs": None,
@@ -120,6 +122,7 @@ def read(path: Path, origin: Origin, name: str | None = None) -> Source:
         )
     try:
         tree = json.loads(path.read_bytes(), parse_constant=_refused, parse_float=_finite)
+        json.dumps(tree, ensure_ascii=False).encode()  # half a character is no text that a page can have
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"no JSON: {error}",
@@ -127,7 +130,8 @@ def read(path: Path, origin: Origin, name: str | None = None) -> Source:
             got="other text",
             expected="what `hawk bench ... --json` prints",
         ) from None
-    return source(tree, path, origin, name or path.name)
+    # A name that is no UTF-8 has its place on disk, but none in a page.
+    return source(tree, path, origin, os.fsencode(name or path.name).decode(errors="replace"))
 
 
 def source(tree: Any, path: Path, origin: Origin, name: str) -> Source:

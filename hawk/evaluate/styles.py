@@ -37,6 +37,8 @@ _COLOURS = {
     "this machine": "#000000",
     "another machine": "#0072b2",
     "a third machine": "#d55e00",
+    "a fourth machine": "#009e73",
+    "a fifth machine": "#7b4b94",
 }
 _OTHER = "#555555"
 
@@ -50,6 +52,8 @@ _MEASURED = {
     "this machine": "o",
     "another machine": "s",
     "a third machine": "^",
+    "a fourth machine": "D",
+    "a fifth machine": "P",
 }
 _SIMULATED = {
     "gg-host": "p",

@@ -48,14 +48,20 @@ def _transfer(source: Source) -> str:
         if source.data.devices == "host,host"
         else ""
     )
-    parts = [f"{NAMES[key]} {seconds * 1e3:.4g} ms" for key, seconds in times.items()]
+    parts = [f"{NAMES[key]} {_digits(seconds * 1e3, 4)} ms" for key, seconds in times.items()]
     text = f"{begin}{stand_in}: {', '.join(parts)}"
     if "gn-host" in times and "gn-hawk" in times:
         factor = times["gn-host"] / times["gn-hawk"]
         text += (
-            f"; the naive way takes {factor:.2g} times as long as HAWK (the paper: up to {paper.MOST_FASTER})"
+            f"; the naive way takes {_digits(factor, 2)} times as long as HAWK "
+            f"(the paper: up to {paper.MOST_FASTER})"
         )
     return text + "."
+
+
+def _digits(value: float, count: int) -> str:
+    """So many significant ones, all of them where more stand before the point, and no exponent."""
+    return f"{float(f'{value:.{count}g}'):,.15g}" if value < 10**count else f"{value:,.0f}"
 
 
 def _buffer(sources: Sequence[Source]) -> list[str]:
@@ -115,9 +121,13 @@ def _efficiency(found: Simulated) -> list[str]:
 def _reality(sources: Sequence[Source]) -> list[str]:
     sentences = []
     for source in of(sources, "load"):
-        for model, holds in source.data.holds.items():
+        sentences += [
+            f"Against two engines under load ({source.name}) the simulator's {model!r} foretold "
+            f"{'every' if source.data.held(model) else 'not every'} percentile within {source.data.goal:.0%}."
+            for model in source.data.models
+        ]
+        if not source.data.models:
             sentences.append(
-                f"Against two engines under load ({source.name}) the simulator's {model!r} foretold "
-                f"{'every' if holds else 'not every'} percentile within {source.data.goal:.0%}."
+                f"Two engines under load ({source.name}) answered too few requests to compare the simulator with."
             )
     return sentences

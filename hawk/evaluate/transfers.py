@@ -99,7 +99,10 @@ def ratios(sources: Sequence[Source], simulated: Sequence[Series] = ()) -> Figur
                 if (a := way(size, top)) is not None and (b := way(size, bottom)) is not None
             )
             if points:
-                series.append(Series(_short(source), look, source.origin, source.name, points))
+                label = _short(source)
+                if sum(_short(other) == label for other in sources) > 1:
+                    label = f"{label}, {source.name}"  # or the legend would have one line for both
+                series.append(Series(label, look, source.origin, source.name, points))
         low = {s.way: s for s in simulated}
         if top in low and bottom in low:
             pairs = zip(low[top].points, low[bottom].points, strict=True)
@@ -119,7 +122,7 @@ def ratios(sources: Sequence[Source], simulated: Sequence[Series] = ()) -> Figur
 
 def _looks(sources: Sequence[Source]) -> list[str]:
     """A look for each file: the configuration is the panel's."""
-    others = iter(("another machine", "a third machine"))
+    others = iter(("another machine", "a third machine", "a fourth machine", "a fifth machine"))
     return ["this machine" if s.origin is Origin.HERE else next(others, "") for s in sources]
 
 

@@ -12,7 +12,7 @@ def test_every_number_of_the_papers_text_has_its_row() -> None:
     found = beside.compared(made.simulated())
     count = (
         2 * len(paper.FIGURE_9)
-        + 1
+        + 2
         + len(paper.KNEES)
         + len(paper.THROUGHPUT)
         + len(paper.TABLE_8)
@@ -71,3 +71,21 @@ def test_the_order_is_held_against_the_papers() -> None:
         if run.way == "gg-host":
             found.runs[at] = type(run)(**{**run.__dict__, "ttft_p90": 0.1})
     assert all(row[3] == "no" for row in beside.order(found).body)
+
+
+def test_numbers_are_numbers_in_the_csv() -> None:
+    table = beside.against_paper(made.simulated())
+    head, rows = table.rows()
+    at = {name: head.index(name) for name in ("paper", "simulated", "difference_percent")}
+    numbers = [row for row in rows if "never" not in (row[at["paper"]], row[at["simulated"]])]
+    assert len(numbers) > 20
+    for row in numbers:
+        paper_says, ours, difference = (float(row[at[name]]) for name in at)
+        assert difference == pytest.approx(100 * (ours / paper_says - 1))
+
+
+def test_what_hawk_takes_beyond_the_direct_way_is_compared() -> None:
+    (row,) = [c for c in beside.compared(made.simulated()) if "beyond GG-Direct" in c.what]
+    assert row.paper == pytest.approx(0.65)
+    assert row.simulated == pytest.approx(100 * (5.0 / 4.0 - 1))
+    assert any("beyond GG-Direct" in line for line in beside.verdict(made.simulated())[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -76,3 +77,57 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     path.write_text("x")
     with pytest.raises(InvalidArgument, match="file"):
         output.claim(path, overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["", ".", "measured", "a\0b"])
+def test_a_summary_that_names_no_files_takes_no_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "mine.txt").write_text("mine")
+    earlier(tmp_path, name)
+    with contextlib.suppress(InvalidArgument):
+        output.remove(tmp_path, output.claim(tmp_path, overwrite=True))
+    assert (tmp_path / "measured" / "mine.txt").read_text() == "mine"
+
+
+def test_a_summary_deeper_than_can_be_read_is_none(tmp_path: Path) -> None:
+    (tmp_path / output.SUMMARY).write_text("[" * 100_000)
+    with pytest.raises(InvalidArgument):
+        output.claim(tmp_path, overwrite=True)
+
+
+def test_figures_of_ones_own_in_the_folder_are_neither_read_nor_written_over(tmp_path: Path) -> None:
+    earlier(tmp_path)  # of a run that has measured nothing
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "between.json").write_text("{}")
+    with pytest.raises(InvalidArgument) as caught:
+        output.claim(tmp_path, overwrite=True, kept=[folder])
+    assert caught.value.field == "from"
+    with pytest.raises(InvalidArgument, match=r"between\.json") as caught:
+        output.claim(tmp_path, overwrite=True)
+    assert caught.value.field == "out"
+
+
+def test_what_a_link_leads_to_stays(tmp_path: Path) -> None:
+    outside = tmp_path / "thesis.csv"
+    outside.write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "inputs.csv").symlink_to(outside)
+    output.whole(tmp_path / "out" / "inputs.csv", "new")
+    assert outside.read_text() == "mine"
+    assert (tmp_path / "out" / "inputs.csv").read_text() == "new"
+
+
+def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        output.whole(tmp_path / "a.csv", "new" * 10_000 + "\ud800")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.csv", "old")]
+
+
+def test_of_two_runs_that_begin_at_once_one_goes_on(tmp_path: Path) -> None:
+    first, second = (output.claim(tmp_path, overwrite=False) for _ in range(2))
+    output.begin(tmp_path, first)
+    with pytest.raises(InvalidArgument, match="another run") as caught:
+        output.begin(tmp_path, second)
+    assert caught.value.field == "out"

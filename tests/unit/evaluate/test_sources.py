@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,23 @@ def test_whatever_stands_in_a_field_is_read_or_refused(field: str, value: Any, o
     tree = (made.load() if of_load else made.between()) | {field: value}
     with contextlib.suppress(InvalidArgument):
         sources.source(tree, Path("a.json"), Origin.ELSEWHERE, "a.json")
+
+
+def test_half_a_character_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"figures\.json"):
+        read(tmp_path, made.between(names=["\ud800", "b"]))
+
+
+def test_a_name_that_is_no_text_is_told_as_well_as_it_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "a\udcff.json"
+    path.write_text(json.dumps(made.between()))
+    (found,) = sources.gather([path], Origin.ELSEWHERE)
+    found.told.encode()
+    assert found.path == path
+
+
+def test_every_benchmark_of_the_command_line_is_known() -> None:
+    text = (ROOT / "hawk" / "cli" / "bench.py").read_text()
+    modules = set(re.findall(r'_bench\(\s*"(\w+)"', text))
+    assert len(modules) > 10
+    assert modules <= set(sources.KINDS)
