@@ -1,15 +1,18 @@
-"""Calls that take a thread: one at a time, begun or given up, and in no way of a process that ends."""
+"""Calls of ttnn: one at a time, begun or given up, in no way of a process that ends; and what it says when it fails."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from hawk.errors import HawkError, HawkMemoryError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
 
@@ -23,6 +26,24 @@ class NotBegun(Exception):
 
 class NotEnded(Exception):
     """The call, or the one before it, began and did not end in time; it may go on whenever it does."""
+
+
+def words(fault: Exception) -> str:
+    """What ttnn says: behind the place in its sources, and before its calls."""
+    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+    said = (lines[i + 1] for i, line in enumerate(lines[:-1]) if line == "info:")
+    return next(said, lines[0] if lines else type(fault).__name__)[:300]
+
+
+@contextlib.contextmanager
+def told(message: str, field: str, hint: str | None = None) -> Iterator[None]:
+    """Turns whatever ttnn raises within, which is of many classes, into `HawkMemoryError` with its own words."""
+    try:
+        yield
+    except (HawkError, NotBegun, NotEnded):
+        raise
+    except Exception as fault:
+        raise HawkMemoryError(message, field=field, got=words(fault), hint=hint) from fault
 
 
 class _Turn:

@@ -16,9 +16,9 @@ import numpy as np
 
 from hawk.arguments import count as whole
 from hawk.arguments import instance
-from hawk.errors import DeviceReset, HawkError, HawkMemoryError, InvalidArgument, MissingDependency
+from hawk.errors import DeviceReset, HawkMemoryError, InvalidArgument, MissingDependency
 from hawk.integrations.ttnn import api, trial
-from hawk.integrations.ttnn.calling import Calls, NotBegun, NotEnded
+from hawk.integrations.ttnn.calling import Calls, NotBegun, NotEnded, told, words
 from hawk.integrations.ttnn.moves import MOVE_BYTES, PAGE_BYTES, PAGE_WORDS, Shares, launches
 from hawk.integrations.ttnn.reserving import banks as banks_of
 from hawk.integrations.ttnn.reserving import chips, rows
@@ -94,9 +94,8 @@ class BankMover:
         self.launched = 0
         self._device, self._timeout, self._calls = device, timeout, Calls(executor)
         self._stuck: list[Any] = []
-        self._align = int(ttnn.get_dram_alignment())
+        self._table: Any = None
         self.reservation = instance(reservation, Reservation, "reservation", "a Reservation")
-        self._chip, coordinate = _place(device, reservation)
         for name, value in (
             ("cost", cost),
             ("row_cost", row_cost),
@@ -108,13 +107,18 @@ class BankMover:
         _limited("cores", cores, 1, 64)
         _limited("pages", pages, 1, 1 << 14)
         _limited("slots", slots, 4, 256, multiple=4)
-        _limited("piece", piece, self._align, 1 << 16, multiple=self._align)
         self._shares = Shares(reservation.banks, pages, cores, slots, piece)
-        self._coordinate = ttnn.MeshCoordinate(*coordinate)
-        self._cores = _cores(device, self._coordinate, reservation.banks, cores)
-        self._set = ttnn.CoreRangeSet([ttnn.CoreRange(core, core) for line in self._cores for core in line])
         self._source = resources.files(__package__).joinpath("move.cpp").read_text()
-        self._table = rows(device, pages * reservation.banks, PAGE_WORDS, "the table of moves")
+        with told("ttnn does not say what a program for this chip needs", "device"):
+            self._align = int(ttnn.get_dram_alignment())
+            _limited("piece", piece, self._align, 1 << 16, multiple=self._align)
+            self._chip, coordinate = _place(device, reservation)
+            self._coordinate = ttnn.MeshCoordinate(*coordinate)
+            self._cores = _cores(device, self._coordinate, reservation.banks, cores)
+            self._set = ttnn.CoreRangeSet(
+                [ttnn.CoreRange(core, core) for line in self._cores for core in line]
+            )
+            self._table = rows(device, pages * reservation.banks, PAGE_WORDS, "the table of moves")
 
     # -- what a memory asks ----------------------------------------------------------------------------------
 
@@ -145,8 +149,10 @@ class BankMover:
     async def _apart(self, work: Callable[[], None]) -> None:
         """In a thread where ttnn is called, at most for as long as a chip that works may take."""
         self._opened()
+        said = "ttnn does not run the program that moves bytes"
         try:
-            await self._calls(work, self._timeout)
+            with told(said, f"chip {self._chip}", "Kernels need the chip's compiler (docs/ttnn.md)"):
+                await self._calls(work, self._timeout)
         except NotBegun as error:
             raise HawkMemoryError(
                 "ttnn's thread had no time to move bytes",
@@ -156,10 +162,6 @@ class BankMover:
             ) from error
         except NotEnded:
             raise self._gone(f"no answer in {self._timeout:g} s") from None
-        except HawkError:
-            raise
-        except Exception as fault:  # ttnn has errors of many classes, whatever its words are today
-            raise _refused(fault, self._chip) from fault
 
     def _opened(self) -> Any:
         """The table; raises `HawkMemoryError` where it was given back."""
@@ -238,7 +240,7 @@ class BankMover:
         except Exception as fault:
             self._calls.hung = True
             self._stuck += kept
-            raise self._gone(_first_line(fault)) from fault
+            raise self._gone(words(fault)) from fault
 
     # -- what it costs ---------------------------------------------------------------------------------------
 
@@ -256,11 +258,15 @@ class BankMover:
         address = int(scratch.buffer_address())
         content = trial.content(self.reservation.banks)
         given = _on_host(self._device, content)
-        self._ttnn.copy_host_to_device_tensor(given, scratch)
-        self._ttnn.synchronize_device(self._device)
         one, small, large = trial.moves(self.reservation.banks, self._align)
-        self._run(one, address)  # compiles
-        took = [min(self._timed(moves, address) for _ in range(3)) for moves in (one, small, large)]
+        try:
+            self._ttnn.copy_host_to_device_tensor(given, scratch)
+            self._over([given])
+            self._run(one, address)  # compiles
+            took = [min(self._timed(moves, address) for _ in range(3)) for moves in (one, small, large)]
+        except DeviceReset:
+            self._stuck.append(scratch)  # the chip may write there yet
+            raise
         index = chips(self._device).index(self._chip)
         there = api.shard_bytes(self._ttnn.from_device(scratch), index)
         wrong = trial.wrong(content, there, (one, small, large))
@@ -361,20 +367,3 @@ def _limited(name: str, value: int, least: int, most: int, *, multiple: int = 1)
     if not least <= whole(value, name) <= most or value % multiple:
         expected = f"{least}..{most}" + (f", a multiple of {multiple}" if multiple > 1 else "")
         raise InvalidArgument("no such program", field=name, got=value, expected=expected)
-
-
-def _first_line(fault: Exception) -> str:
-    """What ttnn says: behind the place in its sources, and before its calls."""
-    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-    said = (lines[i + 1] for i, line in enumerate(lines[:-1]) if line == "info:")
-    return next(said, lines[0] if lines else type(fault).__name__)[:300]
-
-
-def _refused(fault: Exception, chip: int) -> HawkMemoryError:
-    """What ttnn says where it does not run the program, in its own words."""
-    return HawkMemoryError(
-        "ttnn does not run the program that moves bytes",
-        field=f"chip {chip}",
-        got=_first_line(fault),
-        hint="Kernels need the chip's compiler (docs/ttnn.md)",
-    )

@@ -221,3 +221,23 @@ async def test_a_chip_that_hangs_costs_no_other_chip_more_than_its_turn(lent):
     await third
     here.close()
     beside.close()
+
+
+CALLED = ["CoreRangeSet", "MeshCoordinate", "allocate_tensor_on_device", "copy_host_to_device_tensor"]
+CALLED += ["from_device", "generic_op", "get_dram_alignment", "get_memory_view", "synchronize_device"]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_whichever_call_fails_it_is_said_in_ttnns_words_and_typed(name, lent, monkeypatch):
+    lent()
+    mesh = Mesh(banks=1, bank_bytes=1 << 22)
+    held = reserve(mesh, 4096)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("TT_FATAL @ x.cpp\ninfo:\nno such thing\nbacktrace:\n--- 1")
+
+    monkeypatch.setattr(__import__("ttnn"), name, broken)
+    with pytest.raises(HawkMemoryError, match="no such thing") as caught:
+        asyncio.run(BankMover(mesh, held).measure())
+    assert isinstance(caught.value, DeviceReset) == (name == "synchronize_device")
+    mesh.queue.clear()
