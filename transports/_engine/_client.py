@@ -100,6 +100,7 @@ class EngineLane(Lane):
         self._peer: object | None = None
         self._welcome = _NOBODY
         self.gpus = ""
+        self._refused: dict[int, str] = {}
         self._number = 0
         self._inbox = bytearray()
         self._verdicts: dict[int, int] = {}
@@ -199,12 +200,16 @@ class EngineLane(Lane):
                 continue
             if self._welcome.pushes and not self._welcome.fills_gpus:
                 self.gpus = "the peer's version does not write into memory of GPUs"
-            elif not self.gpus and not self._kept.knows(engine, region):
-                self.gpus = "the engine does not take it"
+            elif not self.why_not(region.gpu) and not self._kept.knows(engine, region):
+                self._refused[region.gpu] = f"the engine does not take it: {self._kept.said}"
             elif not self.gpus and not self._told(sock):
                 self.gpus = "the peer cannot be told of so much memory"
-            if self.gpus:
-                raise _places.not_taken(region, self.gpus)
+            if why := self.why_not(region.gpu):
+                raise _places.not_taken(region, why)
+
+    def why_not(self, gpu: int) -> str:
+        """Why nothing is read into memory of that GPU, or nothing."""
+        return self.gpus or self._refused.get(gpu, "")
 
     def _denied(self, low: int, high: int) -> AccessDenied:
         return AccessDenied(
@@ -350,21 +355,22 @@ class EngineLink(LanesLink):
         self, name: str, config: Settings, way: Way, opener: Opener, on_step: Callable[[int], None]
     ) -> None:
         self._lane = EngineLane(config, way, opener, on_step)
-        self._name, self._told = name, False
+        self._name = name
+        self._told: set[int] = set()
         super().__init__(
             f"hawk-{name}-read", [self._lane], least=config.chunk, most=config.piece, rows=_MOST_ROWS
         )
 
     def into(self, gpu: int) -> bool:
-        """See `Link.into`; the log says once why not."""
-        if (why := self._lane.gpus) and not self._told:
-            self._told = True
+        """See `Link.into`; the log says once for each why not."""
+        if (why := self._lane.why_not(gpu)) and gpu not in self._told:
+            self._told.add(gpu)
             log.info("memory of GPUs is filled by way of the host", transport=self._name, gpu=gpu, reason=why)
         return not why
 
     def _bases(self, regions: Sequence[Region]) -> I64:
         for region in regions:
-            if region.gpu >= 0 and self._lane.gpus:
-                raise _places.not_taken(region, self._lane.gpus)
+            if region.gpu >= 0 and (why := self._lane.why_not(region.gpu)):
+                raise _places.not_taken(region, why)
         of_host = iter(_pieces.bases([r for r in regions if r.gpu < 0]).tolist())
         return np.asarray([r.address if r.gpu >= 0 else next(of_host) for r in regions], dtype=np.int64)

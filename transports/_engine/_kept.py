@@ -20,12 +20,14 @@ class Kept:
     """The memory that a lane's engine knows: the regions of its reads, and its own buffers.
 
     news    something was registered that the peer has not been told of
+    said    why the engine did not take what it refused last
     """
 
     def __init__(self) -> None:
         self._owners: dict[int, tuple[weakref.ref[U8 | Region], int, int]] = {}
         self._refused: dict[tuple[int, int], weakref.ref[U8 | Region]] = {}
         self.news = False
+        self.said = ""
 
     def knows(self, engine: Engine, memory: U8 | Region) -> bool:
         """Registers memory that it has not seen; False for memory that the engine does not take.
@@ -55,6 +57,7 @@ class Kept:
         except EngineFailed as error:
             # Not every kind of memory can be registered with every engine; by way of the buffers all is reached.
             self._refused[address, nbytes] = weakref.ref(owner)
+            self.said = str(error)
             log.warning("the engine does not take a region", nbytes=nbytes, reason=str(error))
             return False
         self._owners[id(owner)] = (weakref.ref(owner), address, nbytes)

@@ -98,8 +98,28 @@ async def test_a_gpu_that_the_engine_does_not_take_is_filled_by_way_of_the_host(
             await r.link.read(r.serving.grant(0, NBYTES).key, LONG, [region], timeout=30.0)
         assert (why or "does not take") in str(refused.value)
     told = said.reasons["memory of GPUs is filled by way of the host"]
-    assert told == [why or "the engine does not take it"], "once for a link"
+    assert told == [why or "the engine does not take it: NIXL_ERR_BACKEND"], "once for a link"
     landings.close()
+
+
+async def test_one_gpu_that_is_not_taken_leaves_the_others(driver: FakeCuda) -> None:
+    class TakesOne(NixlAgent):
+        def register(self, address: int, nbytes: int, gpu: int = -1) -> None:
+            if gpu == 1:
+                raise EngineFailed("NIXL_ERR_BACKEND")
+            super().register(address, nbytes, gpu)
+
+    async with rig(nixl(), nixl(make=TakesOne)) as r:
+        key = r.serving.grant(0, NBYTES).key
+        taken, refused = (CudaMemory(f"cache{gpu}", capacity=NBYTES, gpu=gpu) for gpu in (0, 1))
+        with pytest.raises(RegistrationFailed, match=r"cuda:1: .*NIXL_ERR_BACKEND"):
+            await r.link.read(key, LONG, refused.regions, timeout=30.0)
+        assert (r.link.into(0), r.link.into(1)) == (True, False)
+        await r.link.read(key, LONG, taken.regions, timeout=30.0)
+        seen = driver.at(taken.regions[0].address, NBYTES)
+        assert np.array_equal(seen[: 300 << 10], r.source[400 << 10 : 700 << 10])
+        taken.close()
+        refused.close()
 
 
 async def test_another_devices_number_is_refused(driver: FakeCuda) -> None:
