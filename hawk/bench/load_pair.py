@@ -123,13 +123,17 @@ class Servers:
 
 
 def _tokens(line: bytes) -> int:
-    """How many tokens a line of a stream of events brings; raises `InternalError` for an error in it."""
+    """How many tokens a line of a stream of events brings; raises `InternalError` for an error in it, or no event."""
     if not line.startswith(b"data: ") or line[6:].strip() == b"[DONE]":
         return 0
-    event: dict[str, Any] = json.loads(line[6:])
-    if "error" in event:
-        raise InternalError("an engine has failed", reason=str(event["error"])[:500])
-    return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ()))
+    try:
+        event: dict[str, Any] = json.loads(line[6:])
+        if "error" not in event:
+            return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ()))
+        reason = str(event["error"])
+    except (ValueError, TypeError, AttributeError, RecursionError) as fault:
+        raise InternalError("what an engine streams is no event", got=repr(line[:100])) from fault
+    raise InternalError("an engine has failed", reason=reason[:500])
 
 
 @contextlib.asynccontextmanager

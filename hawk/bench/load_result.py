@@ -338,6 +338,17 @@ def read(path: str | Path) -> Measured:
                 file=str(path),
             )
     for number, rate in enumerate(found.rates):
+        for which, asked in enumerate(rate.requests):
+            if asked.first is not None and not asked.due < asked.first <= (asked.last or asked.first) < float(
+                "inf"
+            ):
+                raise InvalidArgument(
+                    "a token before its time",
+                    field=f"$.rates[{number}].requests[{which}].first",
+                    got=asked.first,
+                    expected=f"after {asked.due}, when it was due, and not after {asked.last}",
+                    file=str(path),
+                )
         if not 0 <= rate.warm_up < len(rate.requests):
             raise InvalidArgument(
                 "no request is counted",

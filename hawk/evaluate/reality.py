@@ -64,13 +64,14 @@ def _table(source: Source, name: str) -> Table:
     rows: list[tuple[Any, ...]] = []
     goal = source.data.goal
     for rate in sorted(source.data.rates, key=lambda r: r.per_second):
+        about = (100 * rate.fraction, rate.per_second, len(rate.requests), rate.failed, rate.fetched)
+        if not rate.compared:  # too many failed: the rate is missed, and stays in the table
+            rows.append((*about, "none", None, "", None, None, "no"))
         for one in rate.compared:
             difference = one.predicted / one.measured - 1
             rows.append(
                 (
-                    100 * rate.fraction,
-                    rate.per_second,
-                    len(rate.requests),
+                    *about,
                     f"P{one.percentile}",
                     one.measured * 1e3,
                     one.model,
@@ -83,6 +84,8 @@ def _table(source: Source, name: str) -> Table:
         Column("load, %", "load_percent", ".0f"),
         Column("requests/s", "rate_per_s", ".2f"),
         Column("requests", "requests", "d"),
+        Column("failed", "failed", "d"),
+        Column("fetched", "fetched", "d"),
         Column("TTFT", "percentile"),
         Column("measured, ms", "measured_ms", ".1f", source.origin),
         Column("model", "model"),
@@ -91,7 +94,8 @@ def _table(source: Source, name: str) -> Table:
         Column(f"within {goal:.0%}", "within"),
     )
     caption = (
-        "Load: part of what the prefill engine can do. A request that failed counts as never answered. "
+        "Load: part of what the prefill engine can do. A request that failed counts as never answered; of one whose "
+        "cache was not fetched the decode engine has computed the prompt itself. Requests with those of the warm-up. "
         f"{source.told}."
     )
     return Table(name, "Measured beside simulated", caption, columns, tuple(rows))

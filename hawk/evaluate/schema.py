@@ -260,13 +260,25 @@ class Compared(Struct, frozen=True):
     predicted: Span
 
 
+class Asked(Struct, frozen=True):
+    """A request of it, as far as the report counts it."""
+
+    error: str = ""
+
+
 class LoadRate(Struct, frozen=True):
-    """One rate of `hawk bench serving`."""
+    """One rate of `hawk bench serving`; `fetched`: caches that HAWK has carried."""
 
     fraction: Annotated[float, Meta(gt=0, le=100)]
     per_second: Annotated[float, Meta(gt=0, le=1e9)]
-    requests: list[dict[str, object]]
+    requests: list[Asked]
     compared: list[Compared] = field(default_factory=list)
+    fetched: Count | None = None
+
+    @property
+    def failed(self) -> int:
+        """Requests that got no whole answer."""
+        return sum(bool(one.error) for one in self.requests)
 
 
 class Load(Struct, frozen=True):

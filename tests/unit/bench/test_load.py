@@ -232,6 +232,9 @@ async def test_a_stream_of_events_is_counted_by_tokens() -> None:
         ([token(7)], 200, "another number of tokens; got 1; expected 2"),
         ([token(7), '{"error": {"message": "no room"}}'], 200, "no room"),
         (['{"error": 1}'], 503, "answers with an error; got 503"),
+        (["half an ev"], 200, "no event"),
+        (["[1]"], 200, "no event"),
+        (['{"choices": [7]}'], 200, "no event"),
     ],
 )
 async def test_an_answer_that_is_none_is_an_error(events: list[str], status: int, says: str) -> None:
@@ -366,6 +369,8 @@ def test_what_was_written_is_read_back_and_can_be_foretold_anew(
         (["format"], 2, "format: .*got 2; expected 1"),
         (["rates", 0, "requests", 3, "due"], "soon", r"rates\[0\].requests\[3\].due|requests.*due"),
         (["rates", 0, "warm_up"], 99, r"rates\[0\].warm_up: no request is counted; got 99; expected 0..29"),
+        (["rates", 0, "requests", 3, "first"], 0.0, r"requests\[3\].first: a token before its time"),
+        (["rates", 0, "requests", 3, "last"], 1e-9, r"requests\[3\].first: a token before its time"),
         (["calibration", "singles"], [], "calibration.singles: nothing was measured"),
         (["calibration", "steps", 0, "seconds"], 0, r"seconds"),
         (["calibration", "beside", 0, "one", "input"], 77, r"beside\[0\].one.input: .*got 77"),

@@ -202,4 +202,4 @@ def test_the_figure_of_reality_has_both_kinds(report: Report) -> None:
     assert isinstance(one, Figure)
     assert {o.value for o in one.origins} == {"measured elsewhere", "simulated"}
     (table,) = [o for o in report.items() if o.name == "reality-table"]
-    assert [row[-1] for row in table.rows()[1]] == ["yes", "no"]
+    assert [row[-1] for row in table.rows()[1]] == ["yes", "no", "no"]

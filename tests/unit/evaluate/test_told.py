@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hawk.evaluate import here, plots, sources, told, transfers
-from hawk.evaluate.records import Origin
+from hawk.evaluate import here, plots, reality, sources, told, transfers
+from hawk.evaluate.records import Origin, Table
 from tests.unit.evaluate import made
 
 
@@ -77,3 +77,16 @@ def test_sizes_that_a_benchmark_left_out_are_said() -> None:
     (one,) = here.left_out(source(tree))
     assert ("1000 MB" in one.what, one.why) == (True, "no room")
     assert here.left_out(source(made.between())) == []
+
+
+def test_a_rate_at_which_too_many_failed_has_its_row() -> None:
+    tree = made.load()
+    tree["rates"][1]["requests"] = [{"error": "503"}, {}, {"error": "503"}]
+    tree["rates"][1]["fetched"] = 1
+    (section,) = reality.sections([source(tree)])
+    (table,) = [item for item in section.items if isinstance(item, Table)]
+    head, rows = table.rows()
+    found = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [row["failed"] for row in found] == [0, 0, 2]
+    last = found[-1]
+    assert (last["requests"], last["fetched"], last["percentile"], last["within"]) == (3, 1, "none", "no")
