@@ -101,8 +101,12 @@ def _duration(_context: click.Context, option: click.Parameter, value: str | Non
 @click.option("--source-layout", help="Layout of the prefill side.  [default: of the way]")
 @click.option("--source-codec", help="Codec of the prefill side.")
 @click.option("--block-size", callback=_pair, metavar="N[:N]", help="Tokens of a block of both sides.")
-@click.option("--ttft", callback=_duration, help="Promise on the first token.  [default: the workload's]")
-@click.option("--tpot", callback=_duration, help="Promise on each token after it.  [default: the workload's]")
+@click.option(
+    "--ttft",
+    callback=_duration,
+    help="Promise on the first token.  [default: the workload's; chatbot's for a trace]",
+)
+@click.option("--tpot", callback=_duration, help="Promise on each token after it.  [default: as --ttft]")
 @click.option(
     "--attainment",
     type=click.FloatRange(0, 1),

@@ -70,8 +70,9 @@ def spread(
     theirs, ours = context.Pipe(duplex=False)
     with theirs, ours, ProcessPoolExecutor(count, context, _end_with, (theirs,)) as pool:
         try:
-            for one in pool.map(work, items):
-                found.append(one)
+            # Not `map`: it calls off what waits when it ends early, and a pool whose workers are gone trips over that.
+            for one in [pool.submit(work, item) for item in items]:
+                found.append(one.result())
                 tell(len(found), len(items))
         except BaseException:
             ours.close()  # nobody waits for what is being simulated

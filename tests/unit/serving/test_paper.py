@@ -36,6 +36,23 @@ def test_lone_transfers_are_those_of_figure_9(
         assert latency(configuration, nbytes) / latency(of, nbytes) == pytest.approx(paper, rel=0.025)
 
 
+@pytest.mark.parametrize(
+    ("configuration", "told"),
+    [
+        ("gg-direct", (5.7, 9.2, 20.2, 65.1)),
+        ("gn-hawk", (7.4, 10.9, 21.9, 66.9)),
+        ("gg-host", (7.2, 24.6, 78.7, 300.6)),
+        ("gn-host", (15.6, 46.7, 143.6, 541.7)),
+    ],
+)
+def test_what_was_measured_is_met_as_far_as_the_documents_say(
+    configuration: str, told: tuple[float, ...]
+) -> None:
+    transfer = Transfer(configuration, load_calibration("measured"))  # type: ignore[arg-type]
+    found = [transfer.seconds(size) * 1e3 for size in (8.388608e6, 83.9e6, 318.8e6, 1283.5e6)]
+    assert found == pytest.approx(told, abs=0.06)
+
+
 def test_decode_and_prefill_gaps_are_those_of_table_1() -> None:
     model, tokens = load_served("llama-3.1-70b"), 512
     gpu, npu = (PAPER.device(name).rates(model, 4, 163_840) for name in ("a100", "p150a"))

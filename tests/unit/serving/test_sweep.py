@@ -44,7 +44,7 @@ def test_workers_end_with_who_started_them(tmp_path: Path) -> None:
             assert workers
             asking.send_signal(signal.SIGKILL)
             for one in workers:
-                assert select.select([one], [], [], 30)[0]  # readable when its process has ended
+                assert select.select([one], [], [], 90)[0]  # readable when its process has ended
         finally:
             for one in workers:
                 signal.pidfd_send_signal(one, signal.SIGKILL) if not select.select([one], [], [], 0)[
