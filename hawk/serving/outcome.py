@@ -30,7 +30,7 @@ class Outcome:
     prefill_busy, decode_busy    seconds that each instance computed or stood still for copies, `float64[instances]`
     decode_batch_seconds  the same times the requests in its batch
     decode_kv_peak        most tokens of KV that were reserved at a time, of `decode_kv_tokens`
-    inside_seconds        time integral of requests in the system
+    inside_seconds        time integral of requests that instances know of and have not answered
     events                events of the simulation
     utilisation           part of the time that prefill and decode instances were busy while reported requests arrived;
                           what comes afterwards, while the system empties, is left out
@@ -126,14 +126,15 @@ class Outcome:
     def output_throughput(self) -> float:
         """Tokens of answers a second that came while reported requests arrived.
 
-        A request's tokens count as spread evenly between its first and its last.  What comes after the last arrival,
-        while the system empties, is left out: a system that goes on does not empty.
+        A request's tokens after the first count as spread evenly over its time in the batch.  What comes after the last
+        arrival, while the system empties, is left out: a system that goes on does not empty.
         """
         begin, until = self.arrival[self.measured][0], self.arrival[-1]
         if until <= begin:
             return float(self.output.sum() / self.seconds) if self.seconds > 0 else 0.0
-        spans = np.maximum(self.end - self.first_token, 1e-12)
-        inside = np.clip(np.minimum(self.end, until) - np.maximum(self.first_token, begin), 0, None) / spans
+        start = np.maximum(self.first_token, self.decode_start)  # who waits for a place makes none meanwhile
+        spans = np.maximum(self.end - start, 1e-12)
+        inside = np.clip(np.minimum(self.end, until) - np.maximum(start, begin), 0, None) / spans
         later = float(((self.output - 1) * inside).sum())
         firsts = float(((self.first_token >= begin) & (self.first_token < until)).sum())
         return (later + firsts) / float(until - begin)

@@ -17,6 +17,7 @@ from hawk.serving import (
     knee,
     simulate,
 )
+from hawk.serving.scenario import FirstToken
 
 ONE = Device.measured("one second a thousand tokens", prefill={1000: 1.0})
 AT_ONCE = Device.measured("no time at all")
@@ -83,6 +84,17 @@ def test_a_decode_side_that_drowns_is_seen_before_anybody_waits_too_long() -> No
         Prefill(AT_ONCE), decoder, Workload.fixed(10, 101, "even"), None, rate=2.0, requests=20
     )
     assert simulate(scenario).load[2] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("first", ["prefill", "transfer", "step"])
+def test_who_waits_for_a_place_makes_no_tokens_meanwhile(first: FirstToken) -> None:
+    decoder = Decode(Device.measured("d", decode={1: 0.1}), max_batch=4)
+    asked = Workload.fixed(10, 101, "even")
+    found = simulate(
+        Scenario(Prefill(AT_ONCE), decoder, asked, None, rate=2.0, requests=400, first_token=first)
+    )
+    # Four tokens a step of 0.1 s; the first of each answer comes from prefill, two a second.
+    assert found.output_throughput == pytest.approx(40 if first == "step" else 42, rel=0.01)
 
 
 def test_a_knee_is_no_rate_at_which_queues_grow() -> None:
