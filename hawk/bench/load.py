@@ -23,9 +23,9 @@ from hawk._version import __version__
 from hawk.bench.load_client import arrivals, open_loop
 from hawk.bench.load_pair import started
 from hawk.bench.load_predict import foretell
-from hawk.bench.load_rates import MOST, Rates
+from hawk.bench.load_rates import FETCHED, MOST, PREFILLED, QUEUED, Rates
 from hawk.bench.load_render import render
-from hawk.bench.load_result import Calibration, Lengths, Measured, Rate, Setting, Shape, read
+from hawk.bench.load_result import PARTS, Calibration, Lengths, Measured, Rate, Setting, Shape, read
 from hawk.bench.samples import machine
 from hawk.bench.ttft import BLOCK, SHAPE, find_python, halves
 from hawk.errors import InvalidArgument
@@ -131,18 +131,30 @@ async def measure(
     for number, fraction in enumerate(fractions):
         plan = arrivals(fraction * most, requests, lengths, np.random.default_rng([result.seed, number]))
         tell(f"{requests} requests at {fraction * most:.2f} a second")
-        before = (await pair.counts("decode", ["hawk_fetched_total"]))["hawk_fetched_total"]
+        before = await _counted(pair)
         asked = await open_loop(pair, plan, vocabulary, dice)
-        after = (await pair.counts("decode", ["hawk_fetched_total"]))["hawk_fetched_total"]
+        after = await _counted(pair)
+        count = {name: after[name] - before[name] for name in before}
         result.rates.append(
             Rate(
                 fraction=fraction,
                 per_second=fraction * most,
                 warm_up=requests // 10,
                 requests=asked,
-                fetched=round(after - before),
+                fetched=round(count["fetched"]),
+                parts={"measured": {part: count[part] / max(1.0, count[f"{part}s"]) for part in PARTS}},
             )
         )
+
+
+async def _counted(pair: Pair) -> dict[str, float]:
+    """Seconds that the engines have counted of each part, and of how many requests; caches that were fetched."""
+    found = {"fetched": (await pair.counts("decode", ["hawk_fetched_total"]))["hawk_fetched_total"]}
+    places = (("prefill", QUEUED), ("prefill", PREFILLED), ("decode", FETCHED), ("decode", PREFILLED))
+    for part, (side, name) in zip(PARTS, places, strict=True):
+        sums = await pair.counts(side, [f"{name}_sum", f"{name}_count"])
+        found[part], found[f"{part}s"] = sums[f"{name}_sum"], sums[f"{name}_count"]
+    return found
 
 
 def capacity(calibration: Calibration, lengths: Sequence[int]) -> float:

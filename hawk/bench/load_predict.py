@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hawk.bench.load_result import PERCENTILES, Compared
+from hawk.bench.load_result import PARTS, PERCENTILES, Compared
 from hawk.serving import Decode, Device, Outcome, Prefill, Scenario, Side, Transfer, Workload, simulate
 from hawk.serving.transfer import Cost, Moved
 
@@ -136,6 +136,7 @@ def foretell(measured: Measured) -> None:
     measured.lacks = []
     for rate in measured.rates:
         rate.compared = []
+        rate.parts = {name: of for name, of in rate.parts.items() if name == "measured"}
         if rate.late > LATE:
             measured.lacks.append(
                 f"{rate.fraction:.0%}: a request was sent {rate.late:.2f} s late: the machine had more to do than this"
@@ -145,6 +146,7 @@ def foretell(measured: Measured) -> None:
                 f"{rate.fraction:.0%}: {len(rate.failed)} of {len(rate.requests)} requests failed: never answered"
             )
         for name, outcome in (("apart", apart(measured, rate)), ("shared", shared(measured, rate))):
+            rate.parts[name] = dict(zip(PARTS, parts(outcome), strict=True))
             rate.compared += [
                 Compared(
                     model=name,
@@ -157,6 +159,13 @@ def foretell(measured: Measured) -> None:
             ]
     if not all(measured.holds.values()):
         measured.lacks += LACKS
+
+
+def parts(outcome: Outcome) -> list[float]:
+    """Mean seconds of each of `PARTS`, of all requests."""
+    edges = (outcome.prefill_start, outcome.prefill_end, outcome.transfer_end, outcome.first_token)
+    begin = outcome.arrival + outcome.scenario.overhead
+    return [float((b - a).mean()) for a, b in zip((begin, *edges), edges, strict=False)]
 
 
 def apart(measured: Measured, rate: Rate) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hawk.bench.load_result import GOAL, PERCENTILES, medians
+from hawk.bench.load_result import GOAL, PARTS, PERCENTILES, medians
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +72,16 @@ def render(result: Measured, console: Console) -> None:
                 if entry.model == model
             }
             table.add_row("", "", model, *(cells.get(p, "") for p in PERCENTILES))
+    console.print(table)
+
+    table = Table(title="parts of it, mean ms of all requests")
+    for word in ("load", "model", "in line", "prefill", "fetch", "decode's first step"):
+        table.add_column(word, justify="right")
+    for rate in result.rates:
+        for model, means in rate.parts.items():
+            table.add_row(
+                f"{rate.fraction:.0%}", model, *(f"{1e3 * means[p]:.0f}" for p in PARTS if p in means)
+            )
     console.print(table)
     for model, holds in result.holds.items():
         console.print(f"{model}: {'every' if holds else 'not every'} percentile within {GOAL:.0%}")
