@@ -1,4 +1,4 @@
-"""How tasks and connections are waited for to their end, whatever comes meanwhile.
+"""How tasks and connections are waited for to their end, whatever comes meanwhile; threads that do what they took.
 
 A leaf module: it imports nothing of HAWK, and everything may import it.
 """
@@ -6,6 +6,50 @@ A leaf module: it imports nothing of HAWK, and everything may import it.
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that never do what they did not take.
+
+    Where the system gives no more threads, Python's own raises `RuntimeError` and keeps the work on its list all the
+    same: it is done whenever a thread comes by, on memory that somebody else has by then.
+    """
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `concurrent.futures.Executor.submit`; after an error the work is not under way, and never will be."""
+        once = _Once(fn)
+        try:
+            return super().submit(once, *args, **kwargs)
+        except RuntimeError:
+            once.withdraw()
+            raise
+
+
+class _Once:
+    """A call that can be taken back."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call: Callable[..., Any] | None = call
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            call, self._call = self._call, None
+            return None if call is None else call(*args, **kwargs)
+
+    def withdraw(self) -> None:
+        """Returns when it has ended, if another thread has begun it, or will not begin any more."""
+        with self._lock:
+            self._call = None
 
 
 async def outlast(future: asyncio.Future[None]) -> None:

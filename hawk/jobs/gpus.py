@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 import ctypes
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
+from hawk.endings import Threads
 from hawk.errors import HawkError, HawkMemoryError, InvalidArgument, OutOfMemory
 from hawk.jobs.lifting import lift
 from hawk.jobs.states import settle
@@ -111,7 +111,7 @@ class OnGpu:
         name = f"gpu{there.number}/chunks"
         self._memory = CudaMemory(name, capacity=LANES * chunk, gpu=there.number)
         self._lanes: list[Lane] = []
-        self._pool = ThreadPoolExecutor(LANES, thread_name_prefix=f"hawk-gpu{there.number}")
+        self._pool = Threads(LANES, thread_name_prefix=f"hawk-gpu{there.number}")
         try:
             with there.current() as driver:
                 for number in range(LANES):
@@ -186,13 +186,14 @@ class OnGpu:
             portion.nbytes,
             self._before(portion.offer, portion.layers),
         )
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._work, lane, wanted)
         try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            wanted.stop.set()
-            await settle(work)
-            raise
+            work = asyncio.get_running_loop().run_in_executor(self._pool, self._work, lane, wanted)
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                wanted.stop.set()
+                await settle(work)
+                raise
         finally:
             self._lanes.append(lane)
         if portion.shadow is not None and not (wanted.way.room or wanted.way.there):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.endings import Threads
 from hawk.errors import DeadlineExceeded, HawkError, RegistrationFailed
 from hawk.jobs.states import settle
 from hawk.memory.cuda import DeviceRegion, device, needs_flush
@@ -127,7 +127,7 @@ class Landings:
         self._slots: dict[int, asyncio.Queue[_Slot]] = {}
         self._flushes: dict[int, bool | None] = {}
         self._all: list[_Slot] = []
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="hawk-landing")
+        self._pool = Threads(2, thread_name_prefix="hawk-landing")
         self._opening = asyncio.Lock()
 
     async def through(self, link: Link, capabilities: Capabilities, gpu: int) -> Link:
@@ -193,7 +193,7 @@ class _Lifting(Link):
         self,
         link: Link,
         slots: asyncio.Queue[_Slot],
-        pool: ThreadPoolExecutor,
+        pool: Threads,
         gpu: int,
         flushes: bool | None,
     ) -> None:
@@ -253,10 +253,10 @@ class _Lifting(Link):
                     left = max(until - loop.time(), 0.001)
                     into = slot.region if by_host else slot.room
                     await self._link.read(key, rows, [into], timeout=left)
+                    up = loop.run_in_executor(self._pool, slot.up, piece, at, bases, not by_host)
                 except BaseException:
                     self._slots.put_nowait(slot)
                     raise
-                up = loop.run_in_executor(self._pool, slot.up, piece, at, bases, not by_host)
                 up.add_done_callback(lambda _, slot=slot: self._slots.put_nowait(slot))  # type: ignore[misc]
                 rising.append(up)
                 for done in [each for each in rising if each.done()]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.endings import Threads
 from hawk.errors import Aborted, InvalidArgument
 from hawk.memory.base import Allocation, Memory, MoveSupport
 from hawk.memory.copying import copy_within
@@ -66,7 +66,7 @@ class Channels(Memory):
         self.alignment = alignment
         self._allocator = LockstepAllocator(channels, channel_bytes, alignment, name)
         self.channel_bytes = self._allocator.channel_bytes
-        self._mover: ThreadPoolExecutor | None = None
+        self._mover: Threads | None = None
         self._closing = threading.Event()
         self._regions: tuple[Region, ...] = ()
 
@@ -116,7 +116,7 @@ class Channels(Memory):
             return
         if self._mover is None:
             # One thread: copies are bound by memory, and the agent's retile has cores of its own to use.
-            self._mover = ThreadPoolExecutor(1, thread_name_prefix=f"hawk-move-{self.name}")
+            self._mover = Threads(1, thread_name_prefix=f"hawk-move-{self.name}")
         stop = threading.Event()
         work = asyncio.get_running_loop().run_in_executor(self._mover, self._move, moves, self._regions, stop)
         try:

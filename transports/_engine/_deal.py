@@ -6,11 +6,12 @@ copied by itself would hold up what it waits for next.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.endings import Threads
 from hawk.transports import _copy
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Dealer:
         self._count, self._nbytes = buffers, nbytes
         self._buffers: list[U8] = []
         self._emptied: dict[int, Future[None]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
 
     @property
     def buffers(self) -> list[U8]:
@@ -50,7 +51,7 @@ class Dealer:
         buffer = self.buffers[turn % self._count]
         if not at_once:
             try:
-                self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="hawk-engine-deal")
+                self._pool = self._pool or Threads(1, thread_name_prefix="hawk-engine-deal")
                 self._emptied[turn % self._count] = self._pool.submit(_copied, work, rows, buffer)
                 return
             except RuntimeError:  # the system gives no more threads, or Python is ending
@@ -60,6 +61,7 @@ class Dealer:
     def settle(self) -> None:
         """Returns when all that was begun is in its place: nothing lands after that."""
         emptied, self._emptied = self._emptied, {}
+        wait(emptied.values())
         for emptying in emptied.values():
             emptying.result()
 

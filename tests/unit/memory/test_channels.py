@@ -268,6 +268,24 @@ async def test_a_cancelled_move_ends_only_when_nothing_is_copied_any_more(
         await asyncio.get_running_loop().shutdown_default_executor()
 
 
+async def test_moves_that_no_thread_was_had_for_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their job has failed, and its blocks are another's when the next moves come."""
+
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    memory = HostMemory("ram0", capacity=8192)
+    bytes_there = memory.regions[0].array
+    bytes_there[:64], bytes_there[64:] = 7, 0
+    with monkeypatch.context() as full, pytest.raises(RuntimeError, match="new thread"):
+        full.setattr(threading.Thread, "start", none)
+        await memory.move(moves([(0, 0, 1024, 64)]))
+    await memory.move(moves([(0, 0, 2048, 64)]))
+    assert bytes_there[2048] == 7
+    assert bytes_there[1024] == 0
+    memory.close()
+
+
 async def test_closing_ends_a_move_with_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
     npu, gate = EmulatedNpu("npu0", capacity=4 * 64 * 1024, channels=4), Gate(monkeypatch)
     task = asyncio.create_task(npu.move(moves([(0, i * 100, 32768 + i * 100, 100) for i in range(20)])))
