@@ -188,12 +188,11 @@ class OnGpu:
         )
         try:
             work = asyncio.get_running_loop().run_in_executor(self._pool, self._work, lane, wanted)
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                wanted.stop.set()
-                await settle(work)
-                raise
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            wanted.stop.set()
+            await settle(work)
+            raise
         finally:
             self._lanes.append(lane)
         if portion.shadow is not None and not (wanted.way.room or wanted.way.there):
