@@ -39,6 +39,13 @@ class Sample(Struct, frozen=True):
     fastest: Seconds
     slowest: Seconds
 
+    def __post_init__(self) -> None:
+        """Raises what `msgspec` makes a `ValidationError` of."""
+        if not self.fastest <= self.seconds <= self.slowest:
+            raise ValueError(
+                f"Expected fastest <= seconds <= slowest, got {self.fastest}, {self.seconds}, {self.slowest}"
+            )
+
 
 class Way(Sample, frozen=True):
     """A way of `hawk bench transfer --devices` at one rate."""

@@ -181,3 +181,11 @@ def test_every_benchmark_of_the_command_line_is_known() -> None:
     modules = set(re.findall(r'_bench\(\s*"(\w+)"', text))
     assert len(modules) > 10
     assert modules <= set(sources.KINDS)
+
+
+@pytest.mark.parametrize("changes", [{"fastest": 2.0}, {"slowest": 0.5}, {"seconds": 3.0}])
+def test_a_median_outside_its_own_spread_is_refused(tmp_path: Path, changes: dict[str, float]) -> None:
+    tree = made.between()
+    tree["sizes"][0]["ways"]["GG-Host"]["host"] = {"seconds": 1.0, "fastest": 0.9, "slowest": 1.2} | changes
+    with pytest.raises(InvalidArgument, match="fastest <= seconds"):
+        read(tmp_path, tree)
