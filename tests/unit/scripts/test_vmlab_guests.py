@@ -102,6 +102,31 @@ def test_a_guest_that_does_not_come_up_is_ended(fake: Any, monkeypatch: pytest.M
     assert not guest.alive()
 
 
+@pytest.mark.parametrize("stuck", [1, 2])
+def test_guests_that_do_not_come_up_are_booted_once_more(
+    unpacked: kernel.Kernel, monkeypatch: pytest.MonkeyPatch, stuck: int
+) -> None:
+    said: list[str] = []
+    starts: list[int] = []
+
+    def start(lab: labs.Lab, count: int, kernel: kernel.Kernel) -> None:
+        starts.append(count)
+        if len(starts) <= stuck:
+            raise vmlab.GuestStuck("node 1 was not up after 180 s")
+
+    monkeypatch.setattr(labs.Lab, "prepare", lambda lab: unpacked)
+    monkeypatch.setattr(labs.Lab, "_compile", lambda lab: None)
+    monkeypatch.setattr(labs.Lab, "_start", start)
+    with labs.Lab(say=said.append) as lab:
+        if stuck == 1:
+            lab.guests(2)
+        else:
+            with pytest.raises(vmlab.GuestStuck, match="not up"):
+                lab.guests(2)
+    assert starts == [2, 2]
+    assert any("booting once more" in line for line in said)
+
+
 def test_the_machine_ends_with_its_parent(fake: Any, tmp_path: Path) -> None:
     """However the parent ends; a kill leaves it no time to clean up."""
     del fake  # for the program
