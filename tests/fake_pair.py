@@ -109,7 +109,7 @@ class FakePair:
             if way == "proxy":
                 await asyncio.sleep(self._rest)
             computed = asyncio.Event()
-            self._prompts.append([len(prompt), computed, None, clock()])
+            self._prompts.append([len(prompt), computed, None])
             if self._prefiller is None or self._prefiller.done():
                 self._prefiller = asyncio.ensure_future(self._compute())
             await computed.wait()
@@ -149,7 +149,6 @@ class FakePair:
             for entry in done:
                 self._prompts.remove(entry)
                 self._count("prefill", "request_prefill_time_seconds", clock() - entry[2])
-                self._count("prefill", "request_queue_time_seconds", entry[2] - entry[3])
                 entry[1].set()
 
     async def _decode(self) -> None:

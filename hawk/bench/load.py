@@ -12,7 +12,7 @@ import asyncio
 import datetime as dt
 import random
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,9 @@ from hawk._version import __version__
 from hawk.bench.load_client import arrivals, open_loop
 from hawk.bench.load_pair import started
 from hawk.bench.load_predict import foretell
-from hawk.bench.load_rates import FETCHED, MOST, PREFILLED, QUEUED, Rates
+from hawk.bench.load_rates import FETCHED, MOST, PREFILLED, Rates
 from hawk.bench.load_render import render
-from hawk.bench.load_result import PARTS, Calibration, Lengths, Measured, Rate, Setting, Shape, read
+from hawk.bench.load_result import PARTS, Calibration, Lengths, Measured, Rate, Request, Setting, Shape, read
 from hawk.bench.samples import machine
 from hawk.bench.ttft import BLOCK, SHAPE, find_python, halves
 from hawk.errors import InvalidArgument
@@ -142,7 +142,7 @@ async def measure(
                 warm_up=requests // 10,
                 requests=asked,
                 fetched=round(count["fetched"]),
-                parts={"measured": {part: count[part] / max(1.0, count[f"{part}s"]) for part in PARTS}},
+                parts={"measured": _parts(asked, count)},
             )
         )
 
@@ -150,11 +150,18 @@ async def measure(
 async def _counted(pair: Pair) -> dict[str, float]:
     """Seconds that the engines have counted of each part, and of how many requests; caches that were fetched."""
     found = {"fetched": (await pair.counts("decode", ["hawk_fetched_total"]))["hawk_fetched_total"]}
-    places = (("prefill", QUEUED), ("prefill", PREFILLED), ("decode", FETCHED), ("decode", PREFILLED))
-    for part, (side, name) in zip(PARTS, places, strict=True):
+    places = (("prefill", PREFILLED), ("decode", FETCHED), ("decode", PREFILLED))
+    for part, (side, name) in zip(PARTS[:-1], places, strict=True):
         sums = await pair.counts(side, [f"{name}_sum", f"{name}_count"])
         found[part], found[f"{part}s"] = sums[f"{name}_sum"], sums[f"{name}_count"]
     return found
+
+
+def _parts(asked: Sequence[Request], count: Mapping[str, float]) -> dict[str, float]:
+    """Means: what the engines have counted, and what is left of the time to the first token."""
+    found = {part: count[part] / max(1.0, count[f"{part}s"]) for part in PARTS[:-1]}
+    waits = [request.ttft for request in asked if not request.error]
+    return {**found, "rest": sum(waits) / max(1, len(waits)) - sum(found.values())}
 
 
 def capacity(calibration: Calibration, lengths: Sequence[int]) -> float:

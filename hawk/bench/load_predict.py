@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -164,8 +165,8 @@ def foretell(measured: Measured) -> None:
 def parts(outcome: Outcome) -> list[float]:
     """Mean seconds of each of `PARTS`, of all requests."""
     edges = (outcome.prefill_start, outcome.prefill_end, outcome.transfer_end, outcome.first_token)
-    begin = outcome.arrival + outcome.scenario.overhead
-    return [float((b - a).mean()) for a, b in zip((begin, *edges), edges, strict=False)]
+    found = [float((b - a).mean()) for a, b in pairwise(edges)]
+    return [*found, float((outcome.first_token - outcome.arrival).mean()) - sum(found)]
 
 
 def apart(measured: Measured, rate: Rate) -> Outcome:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hawk.bench.load_pair import Pair
 
 PREFILLED = "request_prefill_time_seconds"
-QUEUED = "request_queue_time_seconds"
 FETCHED = "hawk_fetch_seconds"
 ANSWER = 4
 """Tokens of a single request's answer."""

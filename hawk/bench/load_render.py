@@ -75,7 +75,7 @@ def render(result: Measured, console: Console) -> None:
     console.print(table)
 
     table = Table(title="parts of it, mean ms of all requests")
-    for word in ("load", "model", "in line", "prefill", "fetch", "decode's first step"):
+    for word in ("load", "model", "prefill", "fetch", "decode's first step", "line, HTTP and the rest"):
         table.add_column(word, justify="right")
     for rate in result.rates:
         for model, means in rate.parts.items():

@@ -18,8 +18,8 @@ GOAL = 0.2
 
 PERCENTILES = (50, 90)
 
-PARTS = ("line", "prefill", "fetch", "step")
-"""In line for the prefill engine, and as of a `Single`."""
+PARTS = ("prefill", "fetch", "step", "rest")
+"""As of a `Single`; in `rest` is the line in front of the prefill engine, too, which no engine counts."""
 
 Some = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -232,8 +232,8 @@ class Rate(msgspec.Struct, kw_only=True):
     warm_up   requests at the beginning that no percentile counts
     fetched   caches that HAWK has carried; of others the decode engine computed the prompt itself
     compared  one entry for each model and percentile, without those that lie among failed requests
-    parts     mean seconds of `PARTS` over all requests, as `measured` by the engines' own counts and by each model:
-              where the time goes that a model has not foretold
+    parts     mean seconds of `PARTS` over all answered requests, `measured` (by the engines' own counts, and the
+              rest) and by each model: where the time goes that a model has not foretold
     """
 
     fraction: Some

@@ -284,7 +284,7 @@ def test_a_pair_that_does_what_single_requests_did_is_foretold() -> None:
         for part, seconds in rate.parts["measured"].items():
             assert seconds == pytest.approx(rate.parts["shared"][part], rel=0.1, abs=0.004)
     low, high = found.rates
-    assert high.parts["measured"]["line"] > 2 * low.parts["measured"]["line"]
+    assert high.parts["measured"]["rest"] > 2 * low.parts["measured"]["rest"]
     assert high.ttft(90) > 1.5 * low.ttft(90)  # there is a line to be foretold
 
 
