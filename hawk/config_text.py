@@ -84,12 +84,12 @@ _HEAD = """\
 Written by `hawk config doc`; edit the help texts in the code instead.
 
 An agent reads one TOML file, `hawk-agent --config node.toml`.  Every value has a default; durations have units
-(us, ms, s, m, h, d: "30s"), sizes too (KB, MB, GB, TB; KiB, MiB, GiB, TiB: "64MiB"), and rates (a size's: "25GB/s"); a
-plain number means seconds, bytes, or bytes a second.  An address is a number, such as 0x100080.  Nothing else takes a
-unit, and none takes another's.  An environment variable with a double underscore overrides one value:
-`HAWK_AGENT__ROLE=decode` sets `agent.role`, `HAWK_MEMORY__NPU0__CAPACITY=4GiB` sets `memory.npu0.capacity`; lists are
-separated by commas.  `hawk config show --config node.toml` prints every value and where it came from.  All problems
-are told at once, each with its line, and none of them lets the agent start.
+(us, ms, s, m, h, d: "30s"), sizes too (KB, MB, GB, TB; KiB, MiB, GiB, TiB: "64MiB"), and rates (bytes: "25GB/s"; bits:
+"200Gb/s"); a plain number means seconds, bytes, or bytes a second.  An address is a number, such as 0x100080.
+Nothing else takes a unit, and none takes another's.  An environment variable with a double underscore overrides one
+value: `HAWK_AGENT__ROLE=decode` sets `agent.role`, `HAWK_MEMORY__NPU0__CAPACITY=4GiB` sets `memory.npu0.capacity`;
+lists are separated by commas.  `hawk config show --config node.toml` prints every value and where it came from.  All
+problems are told at once, each with its line, and none of them lets the agent start.
 """
 
 

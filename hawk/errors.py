@@ -24,11 +24,6 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def install(extra: str) -> str:
-    """What to do where a package of an extra is missing; HAWK is installed from a clone (README)."""
-    return f'Install the extra {extra}: pip install "PATH_OF_THE_CLONE[{extra}]"'
-
-
 class HawkError(Exception):
     """Base of all errors that HAWK raises.
 

@@ -1,4 +1,4 @@
-"""Durations, sizes and rates as people write them: `"30s"`, `"150ms"`, `"64MiB"`, `"1GB"`, `"25GB/s"`.
+"""Durations, sizes and rates as people write them: `"30s"`, `"150ms"`, `"64MiB"`, `"1GB"`, `"25GB/s"`, `"200Gb/s"`.
 
 A leaf module.  `Duration`, `Size`, `Rate` and `Address` mark the fields of configuration dataclasses; to a type checker
 they are plain `float` (seconds), `int` (bytes), `float` (bytes a second) and `int` (bytes).
@@ -26,11 +26,15 @@ Address: TypeAlias = Annotated[int, "address"]
 
 DURATION_EXPECTED = 'a duration with a unit: "150ms", "30s", "2m", "1h"'
 SIZE_EXPECTED = 'a size: "64MiB", "1GB", or a whole number of bytes'
-RATE_EXPECTED = 'a rate: "25GB/s", "25GB", or a number of bytes a second'
+RATE_EXPECTED = 'a rate: bytes as "25GB/s" or "25GiB/s", bits as "200Gb/s" or "200Gbit/s"'
 ADDRESS_EXPECTED = "an address: 0x100080, or a whole number of bytes"
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-zµ]*)\s*", re.ASCII)
 _HEX = re.compile(r"\s*0[xX]([0-9a-fA-F]{1,16})\s*", re.ASCII)
+_RATE = re.compile(
+    r"\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<scale>[kKmMgGtT]?i?)(?P<unit>B|b|[bB]its?)?\s*(?P<per>/s|ps)?\s*",
+    re.ASCII,
+)
 _SECONDS = {
     "us": 1,
     "ms": 10**3,
@@ -107,19 +111,31 @@ def parse_address(value: object, field: str | None = None) -> int:
 
 
 def parse_rate(value: object, field: str | None = None) -> float:
-    """Bytes a second, from text (a size's units, with `/s` behind or without) or a number.
+    """Bytes a second, from text in bytes (`"25GB/s"`, `"25GiB/s"`, `"25GB"`) or bits (`"200Gb/s"`, `"200Gbps"`,
+    `"200 gbit/s"`), or from a number of bytes a second.
 
+    Text without a unit is refused, but for `"0"`, and so is one of small letters only (`"200gb/s"`): links are sold in
+    bits, memory in bytes, and a reader cannot tell which is meant.
     Raises `InvalidArgument` naming `field` for anything that is not a rate of zero or more and below 10**15.
     """
     rate = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         rate = float(value) if abs(value) < _FASTEST else math.inf
-    elif isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip().removesuffix("/s"))):
-        number, unit = match.groups()
-        rate = float(number) * _BYTES.get(unit.lower() or "b", math.nan)
+    elif isinstance(value, str) and (match := _RATE.fullmatch(value)):
+        rate = float(match["number"]) * _rate_scale(match)
     if not 0 <= rate < _FASTEST:
         raise InvalidArgument("not a rate", field=field, got=repr(value), expected=RATE_EXPECTED)
     return rate
+
+
+def _rate_scale(match: re.Match[str]) -> float:
+    """Bytes a second that a rate's unit is; NaN where it is none or may mean bits as well as bytes."""
+    scale, unit = match["scale"], match["unit"]
+    if unit is None:
+        return 1.0 if not scale and not match["per"] and float(match["number"]) == 0 else math.nan
+    if unit == "b" and (not match["per"] or not scale[:1].isupper()):
+        return math.nan
+    return _BYTES.get(f"{scale.lower()}b", math.nan) / (1 if unit == "B" else 8)
 
 
 def kind_of(value: object) -> str:
@@ -131,7 +147,8 @@ def kind_of(value: object) -> str:
         return "a duration"
     if unit.lower() in _BYTES:
         return "a rate" if text.endswith("/s") else "a size"
-    return ""
+    rate = _RATE.fullmatch(text)
+    return "a rate" if rate and not math.isnan(_rate_scale(rate)) and rate["unit"] else ""
 
 
 def format_duration(seconds: float) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from hawk.errors import InvalidArgument, MissingDependency, install
+from hawk.errors import InvalidArgument, MissingDependency
+from hawk.extras import install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

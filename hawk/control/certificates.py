@@ -10,7 +10,8 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 from hawk.control.keys import check_name, write_new
-from hawk.errors import ConfigError, MissingDependency, install
+from hawk.errors import ConfigError, MissingDependency
+from hawk.extras import install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,8 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import ConfigError, ControlError, InvalidArgument, MissingDependency, install
+from hawk.errors import ConfigError, ControlError, InvalidArgument, MissingDependency
+from hawk.extras import install
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hawk.doctor.findings import Finding, Level, ok, warn
 from hawk.doctor.rdma import has_devices
-from hawk.errors import install
+from hawk.extras import install
 from hawk.memory import registry as memories
 
 if TYPE_CHECKING:

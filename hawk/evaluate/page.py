@@ -7,9 +7,10 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from hawk._version import __version__
-from hawk.errors import MissingDependency, install
+from hawk.errors import MissingDependency
 from hawk.evaluate import plots
 from hawk.evaluate.records import ORIGIN, Figure, inputs_table
+from hawk.extras import install
 
 if TYPE_CHECKING:
     from hawk.evaluate.records import Report, Table

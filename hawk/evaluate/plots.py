@@ -13,9 +13,10 @@ import math
 import re
 from typing import Any
 
-from hawk.errors import MissingDependency, install
+from hawk.errors import MissingDependency
 from hawk.evaluate.records import Axis, Figure, Origin, Panel, Point, Series
 from hawk.evaluate.styles import HATCHES, style
+from hawk.extras import install
 
 WIDTH, HEIGHT = 10.6, 4.1
 """Inches of a figure; at the page's width an inch is about 100 pixels."""

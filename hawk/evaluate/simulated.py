@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import MissingDependency, install
+from hawk.errors import MissingDependency
 from hawk.evaluate import beside, reality
 from hawk.evaluate.records import Axis, Figure, Input, Line, Origin, Panel, Point, Section, Series
 from hawk.evaluate.transfers import FOUR, NAMES
+from hawk.extras import install
 from hawk.serving.calibration import load_calibration
 from hawk.serving.scenario import paper_scenario
 from hawk.serving.sweep import Knee, knee, spread, sweep

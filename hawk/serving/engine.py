@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InternalError, InvalidArgument, MissingDependency, install
+from hawk.errors import InternalError, InvalidArgument, MissingDependency
+from hawk.extras import install
 from hawk.serving.decode import DecodeInstance
 from hawk.serving.outcome import Outcome
 from hawk.serving.prefill import PrefillInstance

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -67,7 +68,7 @@ class Environment:
     """
 
     def __init__(self, root: Path = ROOT, place: str = ".venv", asked: Sequence[str] = ()) -> None:
-        self.root = root
+        self.root = root.resolve()
         self.asked = tuple(asked)
         self.path = root / place
         self.python = self.path / "bin" / "python"
@@ -104,10 +105,22 @@ class Environment:
         except (OSError, ValueError, KeyError, TypeError):
             return "", set()
 
+    def replaced(self) -> bool:
+        """Whether the `hawk` in there is a copy, or another clone's: `pip install PATH` without `-e` does that."""
+        for found in self.path.glob("lib/python*/site-packages/hawk_kv-*.dist-info"):
+            try:
+                said = json.loads((found / "direct_url.json").read_text())
+                editable, place = said["dir_info"].get("editable"), urllib.parse.urlparse(said["url"]).path
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                return True
+            if not editable or Path(urllib.parse.unquote(place)).resolve() != self.root:
+                return True
+        return False
+
     def ready(self, parts: set[str]) -> bool:
         """Whether nothing has to be done for these parts."""
         key, have = self.installed()
-        return parts <= have and key == self.key()
+        return parts <= have and key == self.key() and not self.replaced()
 
     def finish(self, parts: set[str]) -> None:
         """Marks the set-up as done; the stamp appears whole or not at all."""
@@ -130,7 +143,10 @@ def ensure(extra: str = "", packages: tuple[str, ...] = (), env: Environment | N
         key, have = env.installed()
         _make_venv(env)
         env.unfinished.touch()
-        if key != env.key() or (extra or "core") not in have:
+        replaced = env.replaced()
+        if replaced:
+            say(f"the hawk in {env.path.name} is not this clone's; installing it anew")
+        if replaced or key != env.key() or (extra or "core") not in have:
             ours = ",".join(sorted((have & {"test"}) | ({extra} - {""})))
             _pip(env, ["-e", f".[{ours}]" if ours else "."], "HAWK and what it needs")
         if missing := [p for p in packages if p not in have]:

@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hawk.errors import NotViable, install
+from hawk.errors import NotViable
+from hawk.extras import install
 from hawk.observe.log import get as get_log
 from hawk.transports._engine._seam import Engine, EngineFailed
 

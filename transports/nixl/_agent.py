@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hawk.errors import NotViable, install
+from hawk.errors import NotViable
+from hawk.extras import install
 from hawk.transports._engine._seam import Engine, EngineFailed
 from hawk.transports.nixl import _vram
 

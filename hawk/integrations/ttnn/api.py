@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, MissingDependency, install
+from hawk.errors import InvalidArgument, MissingDependency
+from hawk.extras import install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from hawk.errors import install
+from hawk.extras import install
 from hawk.memory.tenstorrent.kmd import DEVICES, EXPORT_KERNEL, EXPORT_SINCE
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hawk.errors import DeviceDenied, DeviceReset, HawkMemoryError, MissingDependency, install
+from hawk.errors import DeviceDenied, DeviceReset, HawkMemoryError, MissingDependency
+from hawk.extras import install
 from hawk.memory.tenstorrent.chip import Chip
 
 if TYPE_CHECKING:

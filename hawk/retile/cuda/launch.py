@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InvalidArgument, MissingDependency, install
+from hawk.errors import InvalidArgument, MissingDependency
+from hawk.extras import install
 from hawk.memory.cuda_driver import load
 from hawk.retile.cuda.bases import Span
 from hawk.retile.cuda.lanes import Calls, Table

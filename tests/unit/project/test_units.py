@@ -119,7 +119,15 @@ def test_people_read_short_forms() -> None:
         ("25GB/s", 25e9),
         ("25GB", 25e9),
         ("1.5 MiB/s", 1.5 * 2**20),
-        ("7", 7.0),
+        ("25GiB/s", 25 * 2**30),
+        ("25GBps", 25e9),
+        ("200Gb/s", 25e9),
+        ("200Gbps", 25e9),
+        ("200 gbit/s", 25e9),
+        ("200Gbits/s", 25e9),
+        ("200 Gb /s", 25e9),
+        ("8Kib/s", 1024.0),
+        ("0", 0.0),
         (25e9, 25e9),
         (0, 0.0),
         ("0B/s", 0.0),
@@ -130,13 +138,18 @@ def test_rates_are_read(text: object, rate: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["5s", "GB/s", "25GB/h", "25/s/s", "", -1, True, None, math.nan, math.inf, 10**400, "1000TB/s"]
+    "bad",
+    [
+        *("5s", "GB/s", "25GB/h", "25/s/s", "", -1, True, None, math.nan, math.inf, 10**400, "1000TB/s"),
+        *("25", "25b", "25b/s", "25/s", "25G", "25G/s", "200Gb", "200gb/s", "200gbps", "25iB/s", "0/s"),
+    ],
 )
 def test_what_is_no_rate_is_refused_with_its_field(bad: object) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_rate(bad, "pace")
     assert caught.value.field == "pace"
     assert "25GB/s" in str(caught.value.expected)
+    assert "200Gb/s" in str(caught.value.expected)
 
 
 @given(st.floats(min_value=0, max_value=1e14) | st.integers(min_value=0, max_value=10**14).map(float))
@@ -156,6 +169,8 @@ def test_small_durations_are_written_in_small_units() -> None:
         ("7KB", "a size"),
         ("7mib", "a size"),
         ("25GB/s", "a rate"),
+        ("200Gb/s", "a rate"),
+        ("200 Gbit/s", "a rate"),
         ("7", ""),
         ("abc", ""),
         ("5s/s", ""),
