@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -311,9 +312,25 @@ class Measured(msgspec.Struct, kw_only=True):
         }
 
 
+class _Said(msgspec.Struct):
+    """What any benchmark's object says of itself."""
+
+    benchmark: str | None = None
+
+
 def read(path: str | Path) -> Measured:
     """What the command's `--json` wrote.  Raises `InvalidArgument` naming file and field, and `OSError`."""
     raw = Path(path).read_bytes()
+    with contextlib.suppress(msgspec.MsgspecError):  # what is wrong otherwise is said below, with its field
+        said = msgspec.json.decode(raw, type=_Said).benchmark
+        if said not in (None, "load"):
+            raise InvalidArgument(
+                f"not a serving run: it says benchmark={said}",
+                field="benchmark",
+                got=said,
+                expected="load",
+                file=str(path),
+            )
     try:
         found = msgspec.json.decode(raw, type=Measured)
     except msgspec.ValidationError as fault:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from hawk.cli.ended import put_away
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -78,7 +80,8 @@ def _bench(module: str, as_json: bool, **options: Any) -> None:
     from hawk.bench.samples import stamped
 
     benchmark = import_module(f"hawk.bench.{module}")
-    result = benchmark.run(**{key: value for key, value in options.items() if value not in (None, ())})
+    with put_away():
+        result = benchmark.run(**{key: value for key, value in options.items() if value not in (None, ())})
     if as_json:
         click.echo(json.dumps(stamped(module, result.to_dict()), indent=2))
     else:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from hawk.cli.ended import put_away
+
 
 @click.group(invoke_without_command=True)
 @click.option(
@@ -70,7 +72,8 @@ def evaluate(
     from hawk.evaluate import Options
     from hawk.evaluate import evaluate as run
 
-    outcome = run(Options(out, given, **options))
+    with put_away():
+        outcome = run(Options(out, given, **options))
     if as_json:
         click.echo(json.dumps(outcome.to_dict(), indent=2))
         return

@@ -32,7 +32,11 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of the paper; `simulated` is None where the simulation has none (no knee)."""
+    """One number of the paper; `simulated` is None where the simulation has none (no knee).
+
+    used      whether the calibration was solved from it, or chosen by it
+    coarse    whether it stands on so few requests that a difference says little
+    """
 
     what: str
     workload: str
@@ -41,6 +45,24 @@ class Comparison:
     simulated: float | None
     where: str
     form: str = ".2f"
+    used: bool = False
+    coarse: bool = False
+
+    @property
+    def near(self) -> bool:
+        """Whether the two differ by `NEAR` at most, or neither is a number."""
+        if self.difference is None:
+            return self.paper is None and self.simulated is None
+        return abs(self.difference) <= NEAR
+
+    @property
+    def judged(self) -> str:
+        """What may be made of the difference."""
+        if self.used:
+            return "solved from it"
+        if self.coarse:
+            return "too few requests"
+        return "fits" if self.near else "does not fit"
 
     @property
     def difference(self) -> float | None:
@@ -71,6 +93,8 @@ class Comparison:
             "simulated": self.simulated,
             "difference": self.difference,
             "where": self.where,
+            "used_for_calibration": self.used,
+            "judged": self.judged,
         }
 
 
@@ -86,7 +110,8 @@ def _figure_9(found: Simulated) -> list[Comparison]:
         for size, printed in zip((paper.SMALL, paper.LARGE), ends, strict=True):
             ratio = low[way][round(size)] / low["gg-host"][round(size)]
             what = f"latency of {NAMES[way]} by GG-Host's, {size:g} MB"
-            rows.append(Comparison(what, "", "", printed, ratio, "section 5.2", ".4f"))
+            used = ("figure 9", way, size) in paper.SOLVED_FROM
+            rows.append(Comparison(what, "", "", printed, ratio, "section 5.2", ".4f", used))
     sizes = low["gn-hawk"]
     faster = max(low["gn-host"][size] / sizes[size] for size in sizes)
     rows.append(Comparison("GN-Host by GN-HAWK, at most", "", "", paper.MOST_FASTER, faster, "abstract"))
@@ -110,6 +135,8 @@ def _knees(found: Simulated) -> list[Comparison]:
                 None if run is None else run.rate,
                 "section 5.3.3",
                 ".3f",
+                ("knee", workload, way) in paper.SOLVED_FROM,
+                found.quick,
             )
         )
     return rows
@@ -127,13 +154,16 @@ def _ratios(found: Simulated) -> list[Comparison]:
                 _ratio(found, workload, "gg-direct", "throughput"),
                 "section 5.3.4",
                 ".4f",
+                coarse=found.quick,
             )
         )
     for against, table, number in (("gg-direct", paper.TABLE_8, 8), (_GGH, paper.TABLE_9, 9)):
         for (workload, measure), printed in table.items():
             what = f"{_MEASURES[measure][0]} of GN-HAWK by {NAMES[against]}'s"
             value = _ratio(found, workload, against, measure)
-            rows.append(Comparison(what, workload, "", printed, value, f"table {number}, section 5.4"))
+            where = f"table {number}, section 5.4"
+            used = (f"table {number}", workload, measure) in paper.SOLVED_FROM
+            rows.append(Comparison(what, workload, "", printed, value, where, used=used, coarse=found.quick))
     return rows
 
 
@@ -211,6 +241,7 @@ def against_paper(found: Simulated) -> Table:
         Column("paper", "paper", "digits", Origin.PAPER),
         Column("simulated", "simulated", "digits", Origin.SIMULATED),
         Column("difference, %", "difference_percent", "+.1f"),
+        Column("verdict", "verdict"),
         Column("calibration", "calibration"),
         Column("in the paper", "where"),
     )
@@ -222,14 +253,16 @@ def against_paper(found: Simulated) -> Table:
             "never" if c.paper is None else c.paper,
             "never" if c.simulated is None else c.simulated,
             c.agrees if c.difference is None else 100 * c.difference,
+            c.judged,
             found.calibration,
             c.where,
         )
         for c in compared(found)
     )
     caption = (
-        f"Every result of the paper that its text gives as a number. {found.told}. What a calibration was chosen for, "
-        "and is therefore no prediction, is said with its figures under the inputs."
+        f"Every result of the paper that its text gives as a number. {found.told}. Fits: within {NEAR:.0%}. Solved "
+        "from it: the calibration was solved from this number or chosen by it, so that it comes out is no finding."
+        + (f" {_coarse(found)}" if found.quick else "")
     )
     return Table("against-paper", "The paper, simulated, and the difference", caption, columns, rows)
 
@@ -261,15 +294,33 @@ def order(found: Simulated) -> Table:
 
 
 def verdict(found: Simulated) -> tuple[str, list[str]]:
-    """How many of the paper's numbers come out within `NEAR`, as a sentence, and those that do not."""
+    """How many of the paper's numbers come out within `NEAR`, as sentences, and those that do not.
+
+    Only numbers count that the calibration was not solved from, and of these only such as stand on enough requests.
+    """
     rows = compared(found)
-    far = [c for c in rows if c.difference is None or abs(c.difference) > NEAR]
-    far = [c for c in far if c.paper is not None or c.simulated is not None]
+    free = [c for c in rows if not c.used]
+    judged = [c for c in free if not c.coarse]
+    fit = sum(c.near for c in judged)
+    which = "not used for the calibration"
+    if len(free) > len(judged):
+        which = f"neither used for the calibration nor had from {found.requests} requests alone"
     sentence = (
-        f"Of {len(rows)} numbers of the paper, {len(rows) - len(far)} come out within {NEAR:.0%}; some of these are "
-        "what the calibration was chosen by."
+        f"{fit} of {len(judged)} numbers of the paper that were {which} come out within {NEAR:.0%}; "
+        f"{len(rows) - len(free)} more were used for it and are no test of it."
     )
-    return sentence, [_told(c) for c in far]
+    if len(free) > len(judged):
+        sentence += f" {len(free) - len(judged)} others are not judged: {_coarse(found)}"
+    return sentence, [
+        _told(c) for c in rows if c.judged == "does not fit" or (c.used and not c.near and not c.coarse)
+    ]
+
+
+def _coarse(found: Simulated) -> str:
+    return (
+        f"With {found.requests} requests a run knees are coarse, and so is all that follows from them; without --quick "
+        "there are more."
+    )
 
 
 def _told(one: Comparison) -> str:
@@ -296,7 +347,9 @@ def sections(found: Simulated, _: object = None) -> list[Section]:
 
 def inputs(found: Simulated) -> list[Input]:
     """Settings of the paper, figures of devices, of transfers and of workloads, and the run's own."""
-    rows = [Input("the paper's system", s.name, s.value, Origin.PAPER, s.where) for s in paper.SETTINGS]
+    rows = [
+        Input("the paper's system", s.name, s.value, Origin.PAPER, s.where, "stated") for s in paper.SETTINGS
+    ]
     calibration = load_calibration(found.calibration)
     for device in _DEVICES:
         rows += _figures(f"device {device}", calibration.device(device).figures.items())
@@ -305,8 +358,10 @@ def inputs(found: Simulated) -> list[Input]:
     rows += _figures("workloads", ASSUMED.items())
     rows += _figures("the paper's system, where its text is silent", scenario.ASSUMED.items())
     why = "chosen for this run; --quick takes fewer" if not found.quick else "chosen for --quick"
-    rows.append(Input("the simulation", "requests of each run", str(found.requests), Origin.ASSUMED, why))
-    rows.append(Input("the simulation", "seed", str(found.seed), Origin.ASSUMED, "--seed"))
+    rows.append(
+        Input("the simulation", "requests of each run", str(found.requests), Origin.ASSUMED, why, "set")
+    )
+    rows.append(Input("the simulation", "seed", str(found.seed), Origin.ASSUMED, "--seed", "set"))
     return rows
 
 
@@ -318,6 +373,14 @@ def _figures(group: str, named: Iterable[tuple[str, Value]]) -> list[Input]:
             f"{one.value:.6g}" if one.unit in ("", "1") else f"{one.value:.6g} {one.unit}",
             _MARKS[one.mark],
             one.source if one.low is None else f"{one.source}; chosen between {one.low:g} and {one.high:g}",
+            _how(one),
         )
         for name, one in named
     ]
+
+
+def _how(one: Value) -> str:
+    """The devices' and calibrations' figures that bear the paper's mark are all solved: what it states are settings."""
+    if one.mark == "assumed":
+        return "chosen by the paper's results" if one.source.startswith("chosen") else "assumed"
+    return "solved from the paper" if one.mark == "paper" else "measured"

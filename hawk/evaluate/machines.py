@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hawk.bench.between_result import GOAL_STAGE
 from hawk.evaluate.records import Axis, Column, Figure, Origin, Panel, Point, Series, Table
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def stages(sources: Sequence[Source]) -> Table | None:
     )
     caption = (
         "down, up: copies from and to the device's memory; sockets: the whole tensor; tile: rearranging on arrival. "
-        "Below 0.8 the naive way is slower here than it need be, and what is said of it is too kind to HAWK."
+        f"Below {GOAL_STAGE:g} the naive way is slower than it need be, and what is said of it is too kind to HAWK."
     )
     return Table("naive-stages", "Is the naive way a straw man?", caption, columns, tuple(rows))
 

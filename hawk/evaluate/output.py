@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hawk.evaluate.records import Figure, Report, Table, Value
 
 PAGE, SUMMARY, MEASURED = "report.html", "summary.json", "measured"
+UNFINISHED = "unfinished.json"
+"""Lists what a run may have written, for as long as it runs: there is a summary only beside a whole report."""
 
 _OF_MEASURING = tuple(f"{MEASURED}/{kind}.json" for kind in KINDS)
 """Files that measuring may write, long before the report's own names are known."""
@@ -44,15 +46,15 @@ def claim(folder: Path, *, overwrite: bool, kept: Iterable[Path] = ()) -> list[s
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
         return []
-    earlier = _earlier(folder)
+    earlier, what = _earlier(folder)
     if not overwrite or earlier is None:
         raise InvalidArgument(
-            "the folder has something in it" if earlier is None else "the folder has a report in it",
+            f"the folder has {what} in it",
             field="out",
             got=folder,
             expected="an empty folder or a new name" + ("" if earlier is None else ", or --overwrite"),
         )
-    paths = [folder / name for name in (PAGE, SUMMARY, *_OF_MEASURING)]
+    paths = [folder / name for name in (PAGE, SUMMARY, UNFINISHED, *_OF_MEASURING)]
     going = {path.resolve() for path in (*paths, *(folder / name for name in earlier))}
     for path in kept:
         inside = [path] if path.is_file() else list(path.glob("*.json"))
@@ -75,10 +77,19 @@ def claim(folder: Path, *, overwrite: bool, kept: Iterable[Path] = ()) -> list[s
     return earlier
 
 
-def _earlier(folder: Path) -> list[str] | None:
-    """Files of the report in `folder`, relative to it and never above it; None where there is none."""
+def _earlier(folder: Path) -> tuple[list[str] | None, str]:
+    """Files of the report in `folder`, or of the beginnings of one, and which of them it is; None where neither is."""
+    began = _listed(folder, UNFINISHED)
+    if began is not None:
+        return began, "what a run that has not ended has left"
+    found = _listed(folder, SUMMARY)
+    return found, "something" if found is None else "a report"
+
+
+def _listed(folder: Path, summary: str) -> list[str] | None:
+    """The files that a summary lists, relative to `folder` and never above it; None for what is no summary."""
     try:
-        told = json.loads((folder / SUMMARY).read_bytes())
+        told = json.loads((folder / summary).read_bytes())
         names = told["files"]
         if told["report"] != PAGE or not all(isinstance(n, str) for n in names):
             return None
@@ -92,19 +103,23 @@ def _earlier(folder: Path) -> list[str] | None:
 def begin(folder: Path, earlier: Iterable[str]) -> None:
     """Says in the folder whose it is, so that what a run that ends early leaves can be overwritten.
 
-    Raises `InvalidArgument` where another run has done so since `claim` found the folder empty.
+    The page and the summary of an earlier report go at once: what is in the folder is a report again only when all of
+    it is.  Raises `InvalidArgument` where another run has begun since `claim` found the folder empty.
     """
     earlier = list(earlier)
     if not earlier:
         try:
-            (folder / SUMMARY).touch(exist_ok=False)
+            (folder / UNFINISHED).touch(exist_ok=False)
         except FileExistsError:
             raise InvalidArgument(
                 "another run has just begun here", field="out", got=folder, expected="a folder of its own"
             ) from None
-    names = [PAGE, SUMMARY, *_OF_MEASURING, *earlier]
+    names = [PAGE, SUMMARY, UNFINISHED, *_OF_MEASURING, *earlier]
     summary = {"report": PAGE, "finished": False, "files": list(dict.fromkeys(names))}
-    whole(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    whole(folder / UNFINISHED, json.dumps(summary, indent=2) + "\n")
+    for name in (SUMMARY, PAGE):
+        if name in earlier:
+            (folder / name).unlink(missing_ok=True)
 
 
 def whole(path: Path, text: str) -> None:
@@ -145,6 +160,7 @@ def write(folder: Path, report: Report, facts: dict[str, Any], measured: Iterabl
     whole(folder / PAGE, text)
     summary = {"report": PAGE, "finished": True, **facts, "files": names}
     whole(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    (folder / UNFINISHED).unlink(missing_ok=True)
     return names
 
 

@@ -59,6 +59,25 @@ TABLE_9 = {
     ("summarization", "throughput"): 1 - 0.0650,
 }
 
+SOLVED_FROM = frozenset(
+    # What calibration "paper" and its devices' files were solved from or chosen by, as those say: the three tables
+    # above by their keys.  That these come out is no finding.
+    {
+        ("figure 9", "gn-host", SMALL),
+        ("figure 9", "gn-host", LARGE),
+        ("figure 9", "gg-direct", SMALL),
+        ("figure 9", "gg-direct", LARGE),
+        ("figure 9", "gn-hawk", SMALL),
+        ("knee", "chatbot", "gg-host"),
+        ("knee", "chatbot", "gg-direct"),
+        ("knee", "summarization", "gg-direct"),
+        ("table 9", "chatbot", "power"),
+        ("table 9", "summarization", "power"),
+        ("table 9", "chatbot", "cost"),
+        ("table 9", "summarization", "cost"),
+    }
+)
+
 
 @dataclass(frozen=True)
 class Setting:

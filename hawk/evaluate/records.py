@@ -29,6 +29,9 @@ class Origin(Enum):
 Value: TypeAlias = float | int | str | None
 Form: TypeAlias = Literal["lines", "points", "bars", "key"]
 
+REPLAYED = frozenset({"fragmentation"})
+"""Benchmarks that replay a run on an allocator: no clock has a part in what they find."""
+
 ORIGIN = "origin"
 """The column of a table whose cells say where their rows are from."""
 
@@ -245,8 +248,9 @@ class Table:
 class Input:
     """Something that the report's numbers follow from.
 
-    origin    where it comes from; nothing simulated is an input
+    origin    where it comes from; nothing simulated is an input, but a file of a benchmark that replays
     source    the file, the section, or the reason why it is assumed
+    how       how it was had from there: stated or solved, timed or replayed, assumed or chosen
     """
 
     group: str
@@ -254,9 +258,10 @@ class Input:
     value: str
     origin: Origin
     source: str
+    how: str = ""
 
     def __post_init__(self) -> None:
-        if self.origin is Origin.SIMULATED:
+        if self.origin is Origin.SIMULATED and not self.how.startswith("replayed"):
             raise InvalidArgument(
                 "nothing simulated is an input", field=self.name, got=self.origin.value, expected="any other"
             )
@@ -300,8 +305,8 @@ class Report:
 
 def inputs_table(inputs: list[Input]) -> Table:
     """The inputs as a table, one row each."""
-    columns = tuple(Column(t, t) for t in ("group", "input", "value", "origin", "source"))
-    rows = tuple((i.group, i.name, i.value, i.origin.value, i.source) for i in inputs)
+    columns = tuple(Column(t, t) for t in ("group", "input", "value", "origin", "how", "source"))
+    rows = tuple((i.group, i.name, i.value, i.origin.value, i.how, i.source) for i in inputs)
     return Table(
         "inputs",
         "What the numbers follow from",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,13 +18,17 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from hawk._version import __version__
 from hawk.bench.samples import machine
 from hawk.evaluate import here, output, page, plots, simulated, sources, told, transfers
-from hawk.evaluate.records import Absent, Input, Origin, Report
+from hawk.evaluate.records import REPLAYED, Absent, Input, Origin, Report
 from hawk.memory.available import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hawk.evaluate.sources import Source
+
+
+_COUNT = re.compile(r", \d+ of \d+$")
+"""How far a step has come, in its words."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def evaluate(options: Options) -> Outcome:
     Raises `MissingDependency` without the extra `evaluate`, `InvalidArgument` for an `out` that is taken and figures
     that cannot be read, `InternalError` where a byte was wrong, and `OSError`.
     """
-    began = time.monotonic()
+    began, load = time.monotonic(), os.getloadavg()[0]
     plots.library()
     page.library()
     simulated.library()
@@ -82,13 +89,14 @@ def evaluate(options: Options) -> Outcome:
         measured, absent = _measured(options, step)
         found = simulated.simulate(quick=options.quick, seed=options.seed, workers=options.workers, told=step)
         step("writing the report")
-        report = assemble(measured, elsewhere, absent, found, options)
+        report = assemble(measured, elsewhere, absent, found, options, load)
         facts = {
             "hawk": __version__,
             "date": report.date,
             "machine": machine(),
             "quick": options.quick,
             "seed": options.seed,
+            "load_average": load,
             "seconds": round(time.monotonic() - began, 1),
             "summary": report.summary,
             "absent": [{"what": a.what, "why": a.why} for a in report.absent],
@@ -126,8 +134,9 @@ def assemble(
     absent: Sequence[Absent],
     found: simulated.Simulated,
     options: Options,
+    load: float = 0.0,
 ) -> Report:
-    """The report's parts in order."""
+    """The report's parts in order; `load`: the machine's load average when measuring began."""
     about = machine()
     report = Report(
         "HAWK: the paper's evaluation on this machine",
@@ -138,7 +147,7 @@ def assemble(
     all_of_them = [*measured, *elsewhere]
     report.sections = [transfers.section(all_of_them, found.latencies), *found.sections(all_of_them)]
     report.inputs = [*_files(all_of_them), *found.inputs()]
-    report.summary = told.summary(measured, elsewhere, found, quick=options.quick)
+    report.summary = told.summary(measured, elsewhere, found, quick=options.quick, load=load)
     return report
 
 
@@ -148,8 +157,9 @@ def _files(all_of_them: Sequence[Source]) -> list[Input]:
             "figures of benchmarks",
             f"{s.benchmark}",
             f"{s.machine}; {s.date}" + ("" if s.data is not None else "; not shown in this report"),
-            s.origin,
+            s.origin if s.benchmark not in REPLAYED else Origin.SIMULATED,
             s.name,
+            "replayed, nothing is timed" if s.benchmark in REPLAYED else "timed",
         )
         for s in all_of_them
     ]
@@ -157,9 +167,25 @@ def _files(all_of_them: Sequence[Source]) -> list[Input]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is done now, on stderr, for people only."""
+    """What is done now, on stderr: as a line that changes on a terminal, elsewhere as a line for each step."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain()
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+    with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("starting", total=None)
         yield lambda words: shown.update(task, description=words)
+
+
+def _plain() -> Callable[[str], None]:
+    last = ""
+
+    def tell(words: str) -> None:
+        nonlocal last
+        step = _COUNT.sub("", words)
+        if step != last:
+            print(step, file=sys.stderr, flush=True)
+            last = step
+
+    return tell

@@ -101,8 +101,17 @@ def gather(given: Iterable[Path], origin: Origin) -> list[Source]:
         if path.is_dir():
             inside = sorted(p for p in path.glob("*.json") if p.is_file())
             if not inside:
+                below = sorted({p.parent.name for p in path.glob("*/*.json") if p.is_file()})
+                has = (
+                    f"; {', '.join(below[:10])} in it {'have' if len(below) > 1 else 'has'} some"
+                    if below
+                    else ""
+                )
                 raise InvalidArgument(
-                    "nothing to read", field="from", got=path, expected="a folder with *.json files in it"
+                    "nothing to read",
+                    field="from",
+                    got=path,
+                    expected=f"a folder with *.json files in it, which are not looked for further down{has}",
                 )
             found += [read(p, origin, f"{path.name}/{p.name}") for p in inside]
         elif path.is_file():

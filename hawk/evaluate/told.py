@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
 
+from hawk.bench.between_result import GOAL_STAGE
 from hawk.evaluate import beside, paper
 from hawk.evaluate.records import Origin
 from hawk.evaluate.transfers import FOUR, NAMES, of, way
@@ -16,20 +19,32 @@ if TYPE_CHECKING:
 
 
 def summary(
-    measured: Sequence[Source], elsewhere: Sequence[Source], found: Simulated, *, quick: bool
+    measured: Sequence[Source],
+    elsewhere: Sequence[Source],
+    found: Simulated,
+    *,
+    quick: bool,
+    load: float = 0.0,
 ) -> list[str]:
-    """Sentences, the most important first."""
+    """Sentences, the most important first; `load`: the load average of this machine when measuring began."""
     told = []
     if quick:
         told.append(
             "A quick run: small sizes, few runs and few requests show that it works, not how fast it is."
         )
-    told += [_transfer(source) for source in of(measured, "between")]
-    told += [_transfer(source) for source in of(elsewhere, "between")]
+    cpus = len(os.sched_getaffinity(0))
+    if measured and load > cpus:
+        told.append(
+            f"This machine was busy when measuring began: a load average of {load:.1f} on {cpus} processors. What was "
+            "measured here is slower and wavers more than on an idle one."
+        )
+    for source in [*of(measured, "between"), *of(elsewhere, "between")]:
+        told += [_transfer(source), *_straw_man(source)]
     told += _buffer([*measured, *elsewhere])
     told += _knees(found)
     told += _efficiency(found)
-    told.append(f"{beside.verdict(found)[0]} What does not fit is named below.")
+    sentence, far = beside.verdict(found)
+    told.append(f"{sentence} What does not fit is named below." if far else sentence)
     told += _reality([*measured, *elsewhere])
     told.append(
         "What is simulated is no measurement: it follows from the inputs at the end, some of which are assumed and "
@@ -40,7 +55,7 @@ def summary(
 
 def _transfer(source: Source) -> str:
     largest = max(source.data.sizes, key=lambda size: size.bytes)
-    times = {key: found.seconds for key in FOUR if (found := way(largest, key)) is not None}
+    times = {key: found for key in FOUR if (found := way(largest, key)) is not None}
     where = "Measured here" if source.origin is Origin.HERE else f"Measured elsewhere ({source.machine})"
     begin = f"{where}, {largest.bytes / 1e6:.0f} MB"
     stand_in = (
@@ -48,15 +63,53 @@ def _transfer(source: Source) -> str:
         if source.data.devices == "host,host"
         else ""
     )
-    parts = [f"{NAMES[key]} {_digits(seconds * 1e3, 4)} ms" for key, seconds in times.items()]
+    runs = source.data.runs
+    begin += ", one run" if runs == 1 else f", median of {runs} runs (fastest to slowest)"
+    parts = [f"{NAMES[key]} {_with_spread(found)}" for key, found in times.items()]
     text = f"{begin}{stand_in}: {', '.join(parts)}"
     if "gn-host" in times and "gn-hawk" in times:
-        factor = times["gn-host"] / times["gn-hawk"]
-        text += (
-            f"; the naive way takes {_digits(factor, 2)} times as long as HAWK "
-            f"(the paper: up to {paper.MOST_FASTER})"
-        )
+        host, hawk = times["gn-host"], times["gn-hawk"]
+        if apart(host, hawk):
+            factor = _digits(host.seconds / hawk.seconds, 2)
+            text += (
+                f"; the naive way takes {factor} times as long as HAWK (the paper: up to {paper.MOST_FASTER})"
+            )
+            if runs == 1:
+                text += ", by one run of each, which has no spread"
+    close = [
+        f"{NAMES[one]} and {NAMES[other]}"
+        for one, other in itertools.combinations(times, 2)
+        if not apart(times[one], times[other])
+    ]
+    if close:
+        text += f"; within the spread of their runs, so that neither is the faster: {', '.join(close)}"
     return text + "."
+
+
+def apart(one: Any, other: Any) -> bool:
+    """Whether every run of one sample was quicker than every run of the other."""
+    return bool(one.slowest < other.fastest or other.slowest < one.fastest)
+
+
+def _with_spread(found: Any) -> str:
+    median, fastest, slowest = (
+        _digits(seconds * 1e3, 4) for seconds in (found.seconds, found.fastest, found.slowest)
+    )
+    return f"{median} ms" if fastest == slowest else f"{median} ms ({fastest} to {slowest})"
+
+
+def _straw_man(source: Source) -> list[str]:
+    """What of the naive way is slower than it need be at the size that the sentence before this is about."""
+    largest = max(source.data.sizes, key=lambda size: size.bytes)
+    slow = {stage: found for stage, found in largest.naive_ratio.items() if found < GOAL_STAGE}
+    if not slow:
+        return []
+    stages = ", ".join(f"{stage} at {found:.2f}" for stage, found in slow.items())
+    text = (
+        f"The naive way is slower there than it need be: of what its stages reach by themselves, {stages}, below "
+        f"{GOAL_STAGE:g}. What is said of it is too kind to HAWK."
+    )
+    return [text]
 
 
 def _digits(value: float, count: int) -> str:

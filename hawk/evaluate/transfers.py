@@ -53,8 +53,8 @@ def way(size: Any, key: str) -> Any:
 # -- Figure 9 ------------------------------------------------------------------------------------------------
 
 
-def latency(source: Source, name: str, title: str) -> Figure:
-    """Figure 9 of one file of `hawk bench transfer --devices`."""
+def latency(source: Source, name: str, title: str, *, buffer: bool = False) -> Figure:
+    """Figure 9 of one file of `hawk bench transfer --devices`; `buffer`: the single receive buffer's replay follows."""
     series = []
     for key in FOUR:
         points = [
@@ -75,7 +75,8 @@ def latency(source: Source, name: str, title: str) -> Figure:
     caption = (
         f"From asking until stored. Median of {data.runs} with the fastest and the slowest run, ways that are "
         f"compared by turns; {link}; every byte compared. {source.told}.{stand_in} "
-        "The single receive buffer has no line: it runs out of memory (below)."
+        "The single receive buffer has no line: the paper's runs out of memory"
+        f"{', as its replay below shows' if buffer else ''}."
     )
     return Figure(name, title, caption, SIZE, LATENCY, (Panel("", tuple(series)),))
 
@@ -190,12 +191,14 @@ def section(sources: Sequence[Source], simulated: Sequence[Series] = ()) -> Sect
     between = of(sources, "between")
     here = [s for s in between if s.origin is Origin.HERE]
     elsewhere = [s for s in between if s.origin is not Origin.HERE]
+    replayed = bool(of(sources, "fragmentation"))
     for number, source in enumerate(here):
         name = "figure-9-here" if not number else f"figure-9-here-{number + 1}"
-        found.items.append(latency(source, name, "Figure 9, measured here: latency by size"))
+        title = "Figure 9, measured here: latency by size"
+        found.items.append(latency(source, name, title, buffer=replayed))
     for number, source in enumerate(elsewhere, 1):
         title = f"Figure 9, measured elsewhere ({_short(source)}): latency by size"
-        found.items.append(latency(source, f"figure-9-elsewhere-{number}", title))
+        found.items.append(latency(source, f"figure-9-elsewhere-{number}", title, buffer=replayed))
     if simulated:
         caption = (
             "The cost model of each configuration on the paper's hardware, in the calibration named under the inputs; "

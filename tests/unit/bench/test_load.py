@@ -369,6 +369,7 @@ def test_what_was_written_is_read_back_and_can_be_foretold_anew(
     ("where", "value", "says"),
     [
         (["kind"], "other", "kind: not of this benchmark; got other; expected hawk-bench-serving"),
+        (["benchmark"], "transfer", "benchmark: not a serving run: it says benchmark=transfer"),
         (["format"], 2, "format: .*got 2; expected 1"),
         (["rates", 0, "requests", 3, "due"], "soon", r"rates\[0\].requests\[3\].due|requests.*due"),
         (["rates", 0, "warm_up"], 99, r"rates\[0\].warm_up: no request is counted; got 99; expected 0..29"),

@@ -53,11 +53,11 @@ def test_without_a_knee_there_is_no_ratio() -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
-    found = made.simulated()
+    found = made.simulated(quick=False)
     sentence, far = beside.verdict(found)
-    count = len(beside.compared(found))
-    assert f"Of {count} numbers" in sentence
-    assert f", {count - len(far)} come" in sentence
+    free = [c for c in beside.compared(found) if not c.used]
+    assert f"{sum(c.near for c in free)} of {len(free)} numbers" in sentence
+    assert f"{len(paper.SOLVED_FROM)} more were used" in sentence
     assert not any("GN-Host at 90 %" in line for line in far)  # never in both
     found.knees["chatbot", "gn-host"] = found.knees["chatbot", "gg-host"]
     assert any("GN-Host at 90 % attainment, chatbot" in line for line in beside.verdict(found)[1])
@@ -89,3 +89,26 @@ def test_what_hawk_takes_beyond_the_direct_way_is_compared() -> None:
     assert row.paper == pytest.approx(0.65)
     assert row.simulated == pytest.approx(100 * (5.0 / 4.0 - 1))
     assert any("beyond GG-Direct" in line for line in beside.verdict(made.simulated())[1])
+
+
+def test_what_the_calibration_was_solved_from_is_no_number_that_comes_out() -> None:
+    found = made.simulated(quick=False)
+    used = [c for c in beside.compared(found) if c.used]
+    assert len(used) == len(paper.SOLVED_FROM)
+    assert {c.judged for c in used} == {"solved from it"}
+    before = beside.verdict(found)[0]
+    found.knees["chatbot", "gg-host"] = found.knees["chatbot", "gg-direct"]  # one of these, now far off
+    assert beside.verdict(found)[0] == before
+
+
+def test_few_requests_judge_no_knee() -> None:
+    quick, whole = made.simulated(quick=True), made.simulated(quick=False)
+    coarse = [c for c in beside.compared(quick) if c.coarse]
+    assert {c.what for c in beside.compared(whole)} >= {c.what for c in coarse}
+    assert any("at 90 % attainment" in c.what for c in coarse)
+    assert not any("latency" in c.what for c in coarse)
+    assert {c.judged for c in coarse} <= {"too few requests", "solved from it"}
+    assert "100 requests" in beside.verdict(quick)[0]
+    assert not any("attainment" in line for line in beside.verdict(quick)[1])
+    assert "coarse" in beside.against_paper(quick).caption
+    assert "coarse" not in beside.against_paper(whole).caption

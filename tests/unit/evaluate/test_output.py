@@ -19,6 +19,18 @@ def earlier(folder: Path, *files: str) -> None:
     (folder / output.PAGE).write_text("old")
 
 
+def test_there_is_a_summary_only_beside_a_whole_report(tmp_path: Path) -> None:
+    earlier(tmp_path, "a.csv")
+    output.begin(tmp_path, output.claim(tmp_path, overwrite=True))
+    assert [p.name for p in tmp_path.iterdir()] == [output.UNFINISHED]  # nobody takes this for a report
+    with pytest.raises(InvalidArgument, match="has not ended"):
+        output.claim(tmp_path, overwrite=False)
+    left = output.claim(tmp_path, overwrite=True)
+    assert {"a.csv", "measured/between.json"} <= set(left)
+    output.remove(tmp_path, left)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_new_folder_is_made_and_an_empty_one_taken(tmp_path: Path) -> None:
     assert output.claim(tmp_path / "a" / "b", overwrite=False) == []
     assert output.claim(tmp_path / "a" / "b", overwrite=False) == []

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hawk.cli import cli
 from hawk.errors import InternalError, InvalidArgument, MissingDependency, OutOfMemory
-from hawk.evaluate import Options, evaluate, here, output, simulated
+from hawk.evaluate import Options, evaluate, here, output, run, simulated
 from hawk.evaluate.records import Absent, Origin
 from tests.unit.evaluate import made
 
@@ -160,3 +160,10 @@ def test_alone_it_shows_its_help() -> None:
     done = CliRunner().invoke(cli, ["evaluate"])
     assert done.exit_code == 0
     assert "--out" in done.output
+
+
+def test_where_nobody_looks_a_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with run._progress() as step:
+        for words in ("retile", "simulating, 1 of 2", "simulating, 2 of 2", "writing", "simulating, 1 of 2"):
+            step(words)
+    assert capsys.readouterr().err.splitlines() == ["retile", "simulating", "writing", "simulating"]

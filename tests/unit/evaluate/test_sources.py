@@ -141,6 +141,14 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             sources.gather([tmp_path / name], Origin.ELSEWHERE)
 
 
+def test_a_folder_of_folders_says_which_have_figures(tmp_path: Path) -> None:
+    for name in ("two-gpus", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two-gpus" / "jobs.json").write_text(json.dumps(made.between()))
+    with pytest.raises(InvalidArgument, match="two-gpus in it has some"):
+        sources.gather([tmp_path], Origin.ELSEWHERE)
+
+
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.json").write_text(json.dumps(made.between()))

@@ -53,6 +53,46 @@ def test_long_times_have_no_exponent() -> None:
     assert "takes 247 times" in text
 
 
+def test_ways_whose_runs_overlap_are_not_compared() -> None:
+    tree = made.between()
+    for size in tree["sizes"]:
+        size["ways"]["GN-Host"]["host"] = {"seconds": 0.20, "fastest": 0.10, "slowest": 0.30}
+        size["ways"]["GN-HAWK"]["paced"] = {"seconds": 0.09, "fastest": 0.08, "slowest": 0.11}
+    text = said(source(tree))
+    assert "times as long" not in text
+    assert "GN-HAWK 90 ms (80 to 110)" in text
+    assert "within the spread of their runs" in text
+    for size in tree["sizes"]:
+        size["ways"]["GN-HAWK"]["paced"]["slowest"] = 0.099
+    assert "takes 2.2 times as long" in said(source(tree))
+
+
+def test_how_many_runs_a_sentence_stands_on_is_said() -> None:
+    assert "median of 5 runs" in said(source(made.between()))
+    assert "one run of each, which has no spread" in said(source(made.between(runs=1)))
+
+
+def test_a_straw_man_is_said() -> None:
+    assert "too kind" not in said(source(made.between()))
+    tree = made.between()
+    tree["sizes"][-1]["naive_ratio"] = {"sockets": 0.9, "tile": 0.55}
+    assert "tile at 0.55, below 0.8" in said(source(tree))
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.0, False), (1e4, True)])
+def test_a_busy_machine_is_said(load: float, busy: bool) -> None:
+    found = source(made.between())
+    text = "\n".join(told.summary([found], [], made.simulated(), quick=False, load=load))
+    assert ("busy" in text) == busy
+    assert "busy" not in "\n".join(told.summary([], [found], made.simulated(), quick=False, load=load))
+
+
+def test_the_replay_is_pointed_to_only_where_it_is() -> None:
+    (figure,) = transfers.section([source(made.between())]).items[:1]
+    assert "below" not in figure.caption
+    assert "below" in transfers.latency(source(made.between()), "a", "A", buffer=True).caption
+
+
 def test_two_files_of_one_machine_are_two_in_the_legend() -> None:
     figure = transfers.ratios([source(made.between(), "a.json"), source(made.between(), "b.json")])
     labels = [one.told for one in figure.panels[0].series]
