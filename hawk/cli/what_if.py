@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from hawk.cli.layout import _pair
 from hawk.cli.operate import print_json
+from hawk.cli.what_if_table import WIDTH, assumed, head, render
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Iterator
 
-    from hawk.serving.transfer import Side, Transfer
-    from hawk.serving.whatif import Answer, Option
+    from hawk.errors import HawkError
+    from hawk.serving.device import Device
+    from hawk.serving.scenario import Scenario, Slo
+    from hawk.serving.transfer import Configuration, Side, Transfer
+    from hawk.serving.whatif import Option
+    from hawk.serving.workload import Workload
 
-WIDTH = 110
+DEFAULT_WAYS: tuple[Configuration, ...] = ("gn-hawk", "gg-direct")
+
+_OPTIONS = {
+    "way": "way",
+    "configuration": "way",
+    "tp": "tp",
+    "block-size": "block-size",
+    "overlap": "overlap",
+    "rate": "rate",
+    "requests": "requests",
+    "most": "most",
+    "slo.ttft": "ttft",
+    "slo.tpot": "tpot",
+    "link": "link",
+    "codec": "codec",
+    "layout": "layout",
+}
+"""Fields of errors that are options, where no single option is being read."""
 
 
 def _pairs(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> Any:
@@ -27,12 +50,13 @@ def _pairs(context: click.Context, option: click.Parameter, value: tuple[str, ..
 def _link(_context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> Any:
     """A click callback: bytes a second, any number of them."""
     from hawk.errors import InvalidArgument
+    from hawk.serving.figures import number
     from hawk.units import parse_rate
 
     try:
-        return tuple(parse_rate(text) for text in value)
+        return tuple(number(parse_rate(text), "", 1.0) for text in value)
     except InvalidArgument as error:
-        raise click.BadParameter(str(error), param=option) from None
+        raise click.BadParameter(_plainly(error), param=option) from None
 
 
 def _duration(_context: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -43,7 +67,43 @@ def _duration(_context: click.Context, option: click.Parameter, value: str | Non
     try:
         return None if value is None else parse_duration(value)
     except InvalidArgument as error:
-        raise click.BadParameter(str(error), param=option) from None
+        raise click.BadParameter(_plainly(error), param=option) from None
+
+
+def _plainly(error: HawkError, whole: bool = False) -> str:
+    """What was wrong, what came and what would have been right; with the field where it says more than the option."""
+    got = "" if error.got is None else f"; got {error.got}"
+    expected = "" if error.expected is None else f"; expected {error.expected}"
+    field = f"{error.field}: " if whole and error.field else ""
+    hint = f". {error.hint}" if error.hint else ""
+    return f"{field}{error.message}{got}{expected}{hint}"
+
+
+@contextlib.contextmanager
+def _naming(option: str = "") -> Iterator[None]:
+    """Refusals within are told as those of this option, or of the one that their field is."""
+    from hawk.errors import HawkError
+
+    try:
+        yield
+    except HawkError as error:
+        if not error.field:
+            raise
+        field = error.field
+        name = option or _OPTIONS.get(field) or _OPTIONS.get(field.rpartition(": ")[2], "")
+        if not name:
+            raise click.UsageError(_plainly(error, field != "devices")) from None
+        name = _side_of(name, error)
+        # A file's own place, its line or key, is kept.
+        whole = any(mark in field for mark in (".", ": ", "/")) and not field.startswith("slo.")
+        raise click.BadParameter(_plainly(error, whole), param_hint=f"'--{name}'") from None
+
+
+def _side_of(name: str, error: HawkError) -> str:
+    """`source-layout` and `source-codec`, where what came is what was said there."""
+    given = click.get_current_context().params
+    theirs = given.get(f"source_{name}") if name in ("layout", "codec") else None
+    return f"source-{name}" if theirs and theirs != given.get(name) and theirs in str(error.got) else name
 
 
 @click.command("what-if")
@@ -81,9 +141,8 @@ def _duration(_context: click.Context, option: click.Parameter, value: str | Non
     "--way",
     "ways",
     multiple=True,
-    default=("gn-hawk",),
-    show_default=True,
-    help="gg-host, gn-host, gg-direct, gn-hawk or single-buffer; may be given again.",
+    help="gg-host or gg-direct (GPU to GPU), gn-host, gn-hawk or single-buffer (GPU to NPU); may be given again.  "
+    "[default: gn-hawk or gg-direct]",
 )
 @click.option(
     "--link",
@@ -134,11 +193,12 @@ def what_if(as_json: bool, workers: int | None, most: int, attainment: float, **
     from rich.console import Console
     from rich.progress import Progress
 
+    from hawk.serving.whatif import cheapest
     from hawk.serving.whatif import what_if as answer
 
     base, ways = _asked(said)
     screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    with _naming(), Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("simulating", total=len(ways))
         found = answer(
             base,
@@ -149,7 +209,7 @@ def what_if(as_json: bool, workers: int | None, most: int, attainment: float, **
             progress=lambda done, of: bar.update(task, completed=done, total=of),
         )
     if as_json:
-        cheapest = found[0].to_dict() if found[0].holds else None
+        best = cheapest(found)
         asks = {
             "workload": base.workload.name,
             "rate": base.rate,
@@ -159,44 +219,72 @@ def what_if(as_json: bool, workers: int | None, most: int, attainment: float, **
             "attainment": attainment,
             "requests": base.requests,
             "seed": base.seed,
+            "calibration": ways[0].transfer.calibration.name,
+            "assumed": assumed(base, ways),
         }
-        print_json({"asked": asks, "cheapest": cheapest, "options": [one.to_dict() for one in found]})
+        print_json(
+            {"asked": asks, "cheapest": best and best.to_dict(), "options": [one.to_dict() for one in found]}
+        )
         return
     # Cells are never cut: a narrow terminal folds lines.
-    _render(found, attainment, Console(width=max(Console().width, WIDTH)))
+    console = Console(width=max(Console().width, WIDTH))
+    for line in head(base, ways, attainment):
+        console.print(line, highlight=False)
+    render(found, attainment, console)
 
 
 def _asked(said: dict[str, Any]) -> tuple[Any, list[Option]]:
     """The question, and the ways of building a cluster that are compared."""
-    from hawk.serving import SLOS, Decode, Prefill, Scenario, Transfer, Workload, load_calibration
-    from hawk.serving.whatif import asked, options
+    from hawk.serving import SLOS, Transfer, Workload, load_calibration
+    from hawk.serving.model import load_served
+    from hawk.serving.possible import joins
+    from hawk.serving.whatif import options
 
-    workload = Workload.named(said["workload"])
-    slo = SLOS.get(workload.name, SLOS["chatbot"])
-    slo = replace(slo, **{key: said[key] for key in ("ttft", "tpot") if said[key] is not None})
-    calibration = load_calibration(said["calibration"])
-    transfers = [
-        _with_sides(Transfer(way, calibration, link, "layers" if said["overlap"] else "none"), said)
-        for way in said["ways"]
-        for link in said["links"]
-    ]
-    prefills, decodes = (
-        [calibration.device(name) for name in said[side]] for side in ("prefills", "decodes")
-    )
+    with _naming("workload"):
+        workload = Workload.named(said["workload"])
+    with _naming():
+        slo = SLOS.get(workload.name, SLOS["chatbot"])
+        slo = replace(slo, **{key: said[key] for key in ("ttft", "tpot") if said[key] is not None})
+    with _naming("calibration"):
+        calibration = load_calibration(said["calibration"])
+    with _naming("prefill"):
+        prefills = [calibration.device(name) for name in said["prefills"]]
+    with _naming("decode"):
+        decodes = [calibration.device(name) for name in said["decodes"]]
+    overlap: Literal["none", "layers"] = "layers" if said["overlap"] else "none"
+    with _naming("model"):
+        load_served(said["model"])  # an unknown one is told before anything runs
+    with _naming():
+        ways: list[Configuration] = list(said["ways"])
+        ways = ways or [w for w in DEFAULT_WAYS if any(joins(w, p, d) for p in prefills for d in decodes)]
+        transfers = [
+            _with_sides(Transfer(way, calibration, link, overlap), said)
+            for way in ways or DEFAULT_WAYS[:1]
+            for link in said["links"]
+        ]
+        base = _base(said, workload, slo, transfers[0], prefills[0], decodes[0])
+        return base, options(prefills, decodes, said["tps"], said["ratios"], transfers)
+
+
+def _base(
+    said: dict[str, Any], workload: Workload, slo: Slo, transfer: Transfer, prefill: Device, decode: Device
+) -> Scenario:
+    """What every cluster is asked."""
+    from hawk.serving import Decode, Prefill, Scenario
+    from hawk.serving.whatif import asked
+
     rate = said["rate"]
-    base = Scenario(
-        Prefill(prefills[0]),
-        Decode(decodes[0], max_batch=said["max_batch"]),
+    return Scenario(
+        Prefill(prefill),
+        Decode(decode, max_batch=said["max_batch"]),
         workload,
-        transfers[0],
+        transfer,
         model=said["model"],
         rate=rate,
         requests=asked(workload, rate, said["requests"]),
         seed=said["seed"],
         slo=slo,
     )
-    base.served  # noqa: B018  # an unknown model is told before anything runs
-    return base, options(prefills, decodes, said["tps"], said["ratios"], transfers)
 
 
 def _with_sides(transfer: Transfer, said: dict[str, Any]) -> Transfer:
@@ -219,70 +307,3 @@ def _side(side: Side, block: int | None, layout: str | None, codec: str | None, 
         channels=side.channels if channels is None else channels,
         block=side.block if block is None else block,
     )
-
-
-def _render(found: list[Answer], attainment: float, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="Simulated; 90th percentiles; the cheapest that keeps its promises first",
-        title_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
-    for heading in ("prefill", "decode", "way"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("GB/s", "kept", "TTFT, s", "TPOT, ms", "tokens/s", "kW", "kUSD"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("holds")
-    tried = [one for one in found if one.outcome is not None]
-    for one in tried:
-        table.add_row(*_row(one))
-    console.print(table)
-    for reason, ways in _left_out(found).items():
-        console.print(f"Left out: {', '.join(ways)}: {reason}.", highlight=False, style="yellow")
-    for caution, way in {(o.caution, o.transfer.configuration) for one in tried if (o := one.option).caution}:
-        console.print(f"{way}: {caution}.", highlight=False, style="yellow")
-    if found[0].holds:
-        option, times = found[0].option, found[0].times
-        console.print(
-            f"Cheapest that keeps its promises for {attainment:.0%}: {option.ratio[0] * times} x "
-            f"{option.prefill_tp} {option.prefill.name} and {option.ratio[1] * times} x {option.decode_tp} "
-            f"{option.decode.name}, {option.transfer.configuration}.",
-            highlight=False,
-        )
-    else:
-        console.print(f"None keeps its promises for {attainment:.0%}.", highlight=False)
-
-
-def _left_out(found: list[Answer]) -> dict[str, list[str]]:
-    """Why some options cannot be built, and which."""
-    reasons: dict[str, list[str]] = {}
-    for one in found:
-        if one.outcome is None:
-            o = one.option
-            name = f"{o.prefill_tp} {o.prefill.name} and {o.decode_tp} {o.decode.name}"
-            reasons.setdefault(one.reason, [])
-            if name not in reasons[one.reason]:
-                reasons[one.reason].append(name)
-    return reasons
-
-
-def _row(one: Answer) -> list[str]:
-    option, outcome = one.option, one.outcome
-    assert outcome is not None
-    prefill, decode = outcome.scenario.prefill, outcome.scenario.decode
-    return [
-        f"{prefill.instances} x {option.prefill_tp} {option.prefill.name}",
-        f"{decode.instances} x {option.decode_tp} {option.decode.name}",
-        option.transfer.configuration,
-        f"{option.transfer.link / 1e9:g}",
-        f"{outcome.attainment:.1%}",
-        f"{outcome.percentile('ttft', 90):.2f}",
-        f"{outcome.percentile('tpot', 90) * 1e3:.0f}",
-        f"{outcome.output_throughput:,.0f}",
-        f"{outcome.power / 1e3:,.1f}",
-        f"{outcome.cost / 1e3:,.0f}",
-        "yes" if one.holds else "no",
-    ]

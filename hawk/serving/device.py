@@ -57,6 +57,8 @@ weight_bytes       bytes of one parameter;  kept_free: part of `memory` that hol
 power_*            of the ASIC (the paper's measure: cores and on-chip memory), not of the board
 """
 
+KINDS = ("gpu", "npu")
+
 Points = tuple[tuple[float, float], ...]
 
 
@@ -140,6 +142,8 @@ class Device:
     summary: str
     figures: Mapping[str, Figure]
     table: Rates | None = field(default=None)
+    kind: str = ""
+    """What it is beside a way of moving KV, one of `KINDS`; empty where nobody says."""
 
     @classmethod
     def measured(
@@ -249,9 +253,9 @@ def load_device(name_or_path: str | Path) -> Device:
     """The device of that name, or that of a `.toml` file; raises `InvalidArgument` naming file and key."""
     table, origin = read_shipped("devices", "device", name_or_path)
     for key in table:
-        if key not in ("name", "summary", "figures"):
+        if key not in ("name", "summary", "kind", "figures"):
             raise InvalidArgument(
-                "unknown key", field=f"{origin}: {key}"[:200], expected="name, summary, figures"
+                "unknown key", field=f"{origin}: {key}"[:200], expected="name, summary, kind, figures"
             )
     for key in ("name", "summary"):
         if not isinstance(table.get(key), str) or not table[key]:
@@ -260,4 +264,9 @@ def load_device(name_or_path: str | Path) -> Device:
             )
     found = figures(table.get("figures"), f"{origin}: figures", UNITS)
     sound(found, f"{origin}: figures")
-    return Device(table["name"], table["summary"], found)
+    kind = table.get("kind", "")
+    if kind not in ("", *KINDS):
+        raise InvalidArgument(
+            "unknown kind", field=f"{origin}: kind", got=str(kind)[:200], expected=" or ".join(KINDS)
+        )
+    return Device(table["name"], table["summary"], found, kind=kind)

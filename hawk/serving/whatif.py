@@ -13,6 +13,7 @@ import numpy as np
 from hawk.errors import InvalidArgument
 from hawk.serving.engine import simulate
 from hawk.serving.figures import number
+from hawk.serving.possible import check_blocks, check_joins, check_share, joins, most_kept
 from hawk.serving.scenario import MOST_INSTANCES
 from hawk.serving.sweep import spread
 
@@ -71,7 +72,7 @@ class Answer:
 
     times      how many times its ratio it takes; 0 where none keeps the promise for as long as requests come
     outcome    of that cluster, or of the largest that was tried; None where the option cannot be built
-    reason     why it cannot
+    reason     why it cannot, or what promise fails: TTFT, TPOT, or that queues do not grow
     """
 
     option: Option
@@ -118,10 +119,17 @@ def options(
     ratios: Sequence[tuple[int, int]],
     transfers: Sequence[Transfer],
 ) -> list[Option]:
-    """Every combination, in order."""
+    """Every combination whose way joins its devices, in order.
+
+    Raises `InvalidArgument` for a way that joins none of these devices.
+    """
+    for t in transfers:
+        if not any(joins(t.configuration, p, d) for p, d in product(prefills, decodes)):
+            check_joins(t.configuration, prefills[0], decodes[0])
     return [
         Option(p, d, tp[0], tp[1], ratio, t)
         for p, d, tp, ratio, t in product(prefills, decodes, tps, ratios, transfers)
+        if joins(t.configuration, p, d)
     ]
 
 
@@ -162,15 +170,35 @@ def _kept(outcome: Outcome, attainment: float) -> bool:
     return outcome.steady and outcome.attainment >= attainment
 
 
+def _fails(outcome: Outcome, attainment: float) -> str:
+    """Which promise a cluster does not keep."""
+    if not outcome.steady:
+        where = ("prefill", "links", "decode")[outcome.load.index(max(outcome.load))]
+        return f"queues grow: {where} can do less than is asked"
+    failing = [
+        name
+        for name, kept in (("TTFT", outcome.ttft_attainment), ("TPOT", outcome.tpot_attainment))
+        if kept < attainment
+    ]
+    return " and ".join(failing) or "TTFT and TPOT together"
+
+
 def _search(base: Scenario, attainment: float, most: int, option: Option, times: int) -> Answer:
     low, best = times - 1, None
+    kept = most_kept(option.scenario(base, times))
+    hopeless = [name for name, part in zip(("TTFT", "TPOT"), kept, strict=True) if part < attainment]
+    if hopeless:
+        least = f"an idle cluster keeps it for {min(kept):.0%} at most: more instances cannot help"
+        outcome = simulate(option.scenario(base, times))
+        return Answer(option, 0, outcome, f"{' and '.join(hopeless)}: {least}")
     while best is None:
         outcome = simulate(option.scenario(base, times))
         if _kept(outcome, attainment):
             best = outcome
         elif times >= most:
-            why = ", where queues grow for as long as requests come" if max(outcome.load) >= 1 else ""
-            return Answer(option, 0, outcome, f"does not hold with {most} times as many either{why}")
+            why = _fails(outcome, attainment)
+            tried = "" if most == 1 else f", with {most} times the ratio"
+            return Answer(option, 0, outcome, f"{why}{'' if ':' in why else ': too late'}{tried}")
         else:
             low, times = times, min(2 * times, most)
     while times - low > 1:
@@ -195,7 +223,8 @@ def what_if(
     """The smallest cluster of each option that keeps `base.slo` for that part of `base`'s requests.
 
     Those that do come first, the cheapest first; then those that do not, and those that cannot be built.
-    Raises `InvalidArgument` where none can be built, with the reason of the first.
+    Raises `InvalidArgument` where none can be built, with the reason of the first, and for options that ask for a way
+    between devices that it does not join, KV heads that are not shared out evenly, or blocks of parts of tiles.
     """
     number(attainment, "attainment", 0.0, 1.0)
     if not ways:
@@ -205,15 +234,23 @@ def what_if(
         raise InvalidArgument(
             "too many instances", field="most", got=most, expected=f"1..{MOST_INSTANCES // widest}"
         )
+    for option in ways:
+        check_joins(option.transfer.configuration, option.prefill, option.decode)
+    model = base.served
+    for tp in dict.fromkeys(tp for option in ways for tp in (option.prefill_tp, option.decode_tp)):
+        check_share(model, tp)
+    for transfer, tps in dict.fromkeys((o.transfer.sides, (o.prefill_tp, o.decode_tp)) for o in ways):
+        for side, tp, which in zip(transfer, tps, ("prefill", "decode"), strict=True):
+            check_blocks(model, side, tp, which)
     found = spread(partial(_smallest, base, attainment, most), ways, workers=workers, progress=progress)
     if all(answer.outcome is None for answer in found):
-        raise InvalidArgument(
-            "no such cluster can be built",
-            field="devices",
-            got=found[0].reason,
-            expected="room for the model",
-        )
-    return sorted(found, key=lambda a: (not a.holds, a.outcome is None, _price(a)))
+        raise InvalidArgument(f"no such cluster can be built: {found[0].reason}", field="devices")
+    return sorted(found, key=lambda a: (not a.holds, a.outcome is None, bool(a.option.caution), _price(a)))
+
+
+def cheapest(found: Sequence[Answer]) -> Answer | None:
+    """The cheapest that keeps the promise and has nothing against it that is not simulated, if there is one."""
+    return next((one for one in found if one.holds and not one.option.caution), None)
 
 
 def _price(answer: Answer) -> float:

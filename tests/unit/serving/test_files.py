@@ -49,6 +49,7 @@ def test_a_device_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ("value = 0.4", "value = nan", "mfu.value"),
         ('name = "mine"', "", "name"),
         ('summary = "of my own"', "colour = 1", "colour"),
+        ('summary = "of my own"', 'summary = "of my own"\nkind = "tpu"', "kind"),
         ("[figures.mfu]", "[figures", "mine.toml"),
         ("value = 312000000000000.0", 'value = 312.0\nunit = "TFLOP/s"', "flops.unit"),
         ("value = 312000000000000.0", "value = 1" + "0" * 400, "flops.value"),
