@@ -41,7 +41,12 @@ class Process(Decode):
     async def open(self) -> None:
         """See `Decode.open`."""
         self._process = await asyncio.to_thread(
-            subprocess.Popen, self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            subprocess.Popen,
+            self._arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # it ends with its standard input, and Ctrl-C on a terminal is for us alone
         )
         try:
             await self._answer()

@@ -163,6 +163,7 @@ def _process(buffer: SharedBuffer, ways: Ways) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[buffer.fd],
+        process_group=0,  # Ctrl-C on a terminal is for us alone
     )
 
 

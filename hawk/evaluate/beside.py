@@ -215,6 +215,7 @@ def efficiency(found: Simulated, number: int) -> Table:
     caption = (
         "Output tokens a second by the power of all devices' ASICs, averaged over the run, and by the price of all "
         f"devices. The paper's table bodies are not in its text, its ratios are. {found.told}."
+        + (f" {coarse(found)}" if found.quick else "")
     )
     title = f"Table {number}, simulated: efficiency of GN-HAWK beside {name}"
     return Table(f"table-{number}", title, caption, columns, tuple(rows))
@@ -262,7 +263,7 @@ def against_paper(found: Simulated) -> Table:
     caption = (
         f"Every result of the paper that its text gives as a number. {found.told}. Fits: within {NEAR:.0%}. Solved "
         "from it: the calibration was solved from this number or chosen by it, so that it comes out is no finding."
-        + (f" {_coarse(found)}" if found.quick else "")
+        + (f" {coarse(found)}" if found.quick else "")
     )
     return Table("against-paper", "The paper, simulated, and the difference", caption, columns, rows)
 
@@ -310,13 +311,14 @@ def verdict(found: Simulated) -> tuple[str, list[str]]:
         f"{len(rows) - len(free)} more were used for it and are no test of it."
     )
     if len(free) > len(judged):
-        sentence += f" {len(free) - len(judged)} others are not judged: {_coarse(found)}"
+        sentence += f" {len(free) - len(judged)} others are not judged. {coarse(found)}"
     return sentence, [
         _told(c) for c in rows if c.judged == "does not fit" or (c.used and not c.near and not c.coarse)
     ]
 
 
-def _coarse(found: Simulated) -> str:
+def coarse(found: Simulated) -> str:
+    """What a run with few requests says of its knees."""
     return (
         f"With {found.requests} requests a run knees are coarse, and so is all that follows from them; without --quick "
         "there are more."

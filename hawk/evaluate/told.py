@@ -136,6 +136,7 @@ def _buffer(sources: Sequence[Source]) -> list[str]:
 
 def _knees(found: Simulated) -> list[str]:
     sentences = []
+    few = f", coarse with {found.requests} requests a run" if found.quick else ""
     for workload in ("chatbot", "summarization"):
         parts = []
         for key in FOUR:
@@ -144,7 +145,7 @@ def _knees(found: Simulated) -> list[str]:
             ours = "never" if run is None else f"{run.rate:.2f}"
             parts.append(f"{NAMES[key]} {ours} (paper: {'never' if printed is None else f'{printed:.2f}'})")
         sentences.append(
-            f"Simulated, {workload}: the rate up to which 90 % of requests meet the service level, in requests a "
+            f"Simulated, {workload}{few}: the rate up to which 90 % of requests meet the service level, in requests a "
             f"second: {', '.join(parts)}."
         )
     return sentences

@@ -111,4 +111,5 @@ def test_few_requests_judge_no_knee() -> None:
     assert "100 requests" in beside.verdict(quick)[0]
     assert not any("attainment" in line for line in beside.verdict(quick)[1])
     assert "coarse" in beside.against_paper(quick).caption
+    assert "coarse" in beside.efficiency(quick, 8).caption
     assert "coarse" not in beside.against_paper(whole).caption
