@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,6 +66,17 @@ async def outlast(future: asyncio.Future[None]) -> None:
             cancelled = error.args
     if cancelled is not None:
         raise asyncio.CancelledError(*cancelled)
+
+
+async def all_ended(*endings: Awaitable[None]) -> None:
+    """Waits until each has ended, also through a cancellation, which they hear of; raises what the first failed with.
+
+    `asyncio.gather` as it is goes on as soon as one of them was cancelled or failed: what the others still destroy
+    would be taken for gone.
+    """
+    for result in await asyncio.gather(*endings, return_exceptions=True):
+        if result is not None:
+            raise result
 
 
 async def gone(writer: asyncio.StreamWriter) -> None:

@@ -258,8 +258,7 @@ async def test_closing_while_what_a_link_opened_is_given_back(monkeypatch: pytes
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    async with serving() as one:
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener, serving() as one:
         other, go, there = make(), threading.Event(), threading.Event()
         await other.start()
         destroy = FakeQueue.close
@@ -283,8 +282,6 @@ async def test_closing_while_what_a_link_opened_is_given_back(monkeypatch: pytes
         with pytest.raises(PeerUnreachable):
             await opening
         nothing_left(other)
-    listener.close()
-    await listener.wait_closed()
 
 
 async def test_closing_while_a_target_is_registered() -> None:

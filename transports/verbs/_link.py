@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hawk.endings import outlast
+from hawk.endings import all_ended, outlast
 from hawk.errors import (
     AccessDenied,
     DeadlineExceeded,
@@ -142,7 +142,7 @@ class VerbsLink(Link):
             connected = True
         finally:
             if not connected:
-                await asyncio.gather(*(_mend.destroy(end, peer=self._peer) for end in ends))
+                await all_ended(*(_mend.destroy(end, peer=self._peer) for end in ends))
         messages = [self._config.message, *(q.message for q in (*mine, *answer.queues))]
         self._shape = Shape(
             max_sge=min(end.sge for end in ends),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hawk.endings import all_ended
 from hawk.errors import RegistrationFailed
 from hawk.memory.region import Handle
 from hawk.observe.log import get as get_log
@@ -289,4 +290,4 @@ class Registrations:
         """Ends all of them; nobody uses them any more."""
         self._closed = True
         known, self._known = list(self._known.values()), {}
-        await asyncio.gather(*self._ending, *(self._end(each) for each in known))
+        await all_ended(*self._ending, *(self._end(each) for each in known))

@@ -8,7 +8,7 @@ import errno
 import hmac
 from typing import TYPE_CHECKING
 
-from hawk.endings import gone, outlast
+from hawk.endings import all_ended, gone, outlast
 from hawk.errors import HawkError, RegistrationFailed, TransportError
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _wire
@@ -110,7 +110,7 @@ class Server:
         listener, self._listener = self._listener, None  # it refers to us in turn
         if listener is not None:
             listener.close()
-        await asyncio.gather(
+        await all_ended(
             *map(gone, list(self._strangers)), *(session.close() for session in list(self.sessions))
         )
         for task in list(self._tasks):

@@ -241,6 +241,8 @@ class Ways:
         while self._tasks:
             await asyncio.wait(self._tasks)
         for way in self._ways:  # those that were never connected
-            end, way.end = way.end, None
-            if end is not None:
-                await _mend.destroy(end)
+            if way.end is not None:
+                await _mend.destroy(
+                    way.end
+                )  # there until it is destroyed: another that closes waits for it too
+                way.end = None

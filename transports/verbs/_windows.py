@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hawk.endings import all_ended
 from hawk.observe.log import get as get_log
 from hawk.transports.verbs import _register
 from hawk.transports.verbs._device import (
@@ -223,7 +224,7 @@ class WindowPool:
 
     async def close(self) -> None:
         """Gives all back."""
-        await asyncio.gather(*self._tasks)
+        await all_ended(*self._tasks)
         ready, self._ready = self._ready, deque()
         await self._quietly([(window, 0) for _, window in ready])
 
