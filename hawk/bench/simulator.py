@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from hawk.errors import InvalidArgument, MissingDependency
-from hawk.extras import install
+from hawk.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,15 +111,9 @@ def run(nodes: Sequence[int] = NODES, requests: int = REQUESTS, seed: int = 0) -
 
 def _alone() -> float:
     """Processor time of `_ALONE` events of the library, each of which makes the next."""
-    try:
-        import simpy
-    except ImportError as error:
-        raise MissingDependency(
-            "the simulator stands on SimPy, which is not installed",
-            field="simpy",
-            got=error,
-            hint=install("evaluate"),
-        ) from error
+    from hawk.serving.library import simpy as library
+
+    simpy = library()
     environment = simpy.Environment()
     left = _ALONE
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hawk.errors import InternalError, InvalidArgument, MissingDependency
-from hawk.extras import install
+from hawk.errors import InternalError, InvalidArgument
+from hawk.serving import library
 from hawk.serving.decode import DecodeInstance
 from hawk.serving.outcome import Outcome
 from hawk.serving.prefill import PrefillInstance
@@ -31,15 +31,7 @@ class Engine:
     """One run of one scenario; `run` gives its outcome."""
 
     def __init__(self, scenario: Scenario) -> None:
-        try:
-            import simpy
-        except ImportError as error:
-            raise MissingDependency(
-                "the simulator stands on SimPy, which is not installed",
-                field="simpy",
-                got=error,
-                hint=install("evaluate"),
-            ) from error
+        simpy = library.simpy()
         self.scenario = scenario
         self.env, self._timeout = simpy.Environment(), simpy.Timeout
         self.now = 0.0
