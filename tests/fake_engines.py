@@ -121,6 +121,11 @@ class nixl_agent:  # noqa: N801
 
     def create_backend(self, name: str, options: dict[str, str]) -> None:
         self.backends[name] = len(options)
+        # As NIXL does: parted at commas, and what is no NAME=VALUE passed over; the environment has its way.
+        said = (each.partition("=") for each in options.get("engine_config", "").split(","))
+        self.ucx = {name: value for name, equals, value in said if equals}
+        if "UCX_TLS" in os.environ:
+            self.ucx["TLS"] = os.environ["UCX_TLS"]
 
     def register_memory(self, ranges: list[Any], kind: str, backends: list[str]) -> list[Any]:
         made = [(address, nbytes, kind, device) for address, nbytes, device, _ in ranges]

@@ -13,6 +13,7 @@ import functools
 import importlib
 import logging
 import os
+import threading
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,6 +91,28 @@ def _defaults(chosen: Sequence[str]) -> list[str]:
     ]
 
 
+_environment = threading.Lock()
+
+
+@contextlib.contextmanager
+def _chosen(tls: str) -> Iterator[list[str]]:
+    """What is to be said of UCX's ways to a back end that is made within the block.
+
+    NIXL takes its settings as one list and parts it at commas: of several ways UCX would be told the first.  But UCX
+    reads its environment when a back end is made, so that is where several of them are for as long as it takes,
+    unless something is there already, which NIXL lets have its way anyhow.
+    """
+    with _environment:
+        if "," not in tls or "UCX_TLS" in os.environ:
+            yield [f"TLS={tls}"] if tls else []
+            return
+        os.environ["UCX_TLS"] = _vram.tolerated(tls)
+        try:
+            yield []
+        finally:
+            del os.environ["UCX_TLS"]
+
+
 def _kind(gpu: int) -> str:
     """What NIXL calls the kind of memory; which GPU's it is, is a column of its descriptors."""
     return "DRAM" if gpu < 0 else "VRAM"
@@ -120,11 +143,11 @@ class NixlAgent(Engine):
         gpus_why: Callable[[str], str] = _vram.why_not,
     ) -> None:
         package = package or load()
-        settings = [*([f"TLS={tls}"] if tls else []), *_defaults(ucx), *ucx]
-        chosen = {"engine_config": ",".join(settings)} if settings else {}
         # The name tells agents apart wherever they run: it is what NIXL calls a peer.
         self._name = f"hawk-{uuid.uuid4().hex}"
-        with _told("no agent"):
+        with _told("no agent"), _chosen(tls) as ways:
+            settings = [*ways, *_defaults(ucx), *ucx]
+            chosen = {"engine_config": ",".join(settings)} if settings else {}
             config = package.nixl_agent_config(enable_prog_thread=False, backends=[])
             self._agent: Any = package.nixl_agent(self._name, config)
             self._agent.create_backend(_BACK_END, chosen)

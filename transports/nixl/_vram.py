@@ -30,6 +30,19 @@ def left_out(tls: str) -> str:
     return f"transport.nixl.tls leaves out UCX's own way to it: {tls!r} would have to name cuda"
 
 
+def tolerated(tls: str) -> str:
+    """Several of UCX's ways as NIXL takes them from the environment.
+
+    Where the host has a GPU it makes no back end from a list that leaves out memory of GPUs.  So UCX is to know of
+    that, whether or not it is given any (`left_out`); where there is no GPU, it does without.
+    """
+    names = [name.strip() for name in tls.removeprefix("^").split(",")]
+    if tls.startswith("^"):
+        others = [name for name in names if name not in _WAYS]
+        return "^" + ",".join(others) if others else "all"
+    return tls if _WAYS & set(names) else f"{tls},cuda_copy"
+
+
 def driver() -> str:
     """Why there is no GPU to be seen here, or nothing."""
     try:

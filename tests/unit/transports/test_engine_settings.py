@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport, _te
 from hawk.transports.mooncake._te import MooncakeEngine
 from hawk.transports.nixl import NixlConfig, NixlTransport, _agent
 from hawk.transports.nixl._agent import NixlAgent
+from tests import fake_engines
 from tests.fake_engines import FakeMooncake
 
 
@@ -43,6 +45,34 @@ def test_what_ucx_is_told_unless_somebody_else_did(monkeypatch: pytest.MonkeyPat
     assert _agent._defaults(["tcp_tx_seg_size=8k"]) == []
     monkeypatch.setenv("UCX_TCP_TX_SEG_SIZE", "8k")
     assert _agent._defaults(()) == []
+
+
+@pytest.mark.parametrize(
+    ("tls", "told"),
+    [
+        ("", None),
+        ("tcp", "tcp"),
+        ("tcp,cuda_copy", "tcp,cuda_copy"),
+        ("rc,cuda", "rc,cuda"),
+        ("rc,ud,tcp", "rc,ud,tcp,cuda_copy"),
+        ("^cuda,ib", "^ib"),
+        ("^cuda,cuda_copy", "all"),
+        ("^ib,knem", "^ib,knem"),
+    ],
+)
+def test_ucx_is_told_of_every_way_that_was_chosen(
+    tls: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    agent = NixlAgent(tls, ["NET_DEVICES=eth0"], package=fake_engines)
+    assert agent._agent.ucx.pop("TLS", None) == told
+    assert agent._agent.ucx["NET_DEVICES"] == "eth0"
+    assert "UCX_TLS" not in os.environ, "nobody else's agents, nor programs that are started here, hear of it"
+    agent.close()
+    monkeypatch.setenv("UCX_TLS", "ud")
+    agent = NixlAgent(tls, package=fake_engines)
+    assert agent._agent.ucx["TLS"] == os.environ["UCX_TLS"] == "ud"
+    agent.close()
 
 
 @pytest.mark.parametrize("name", ["nixl", "mooncake"])
