@@ -1,9 +1,9 @@
 """`hawk bench serving`: a vLLM prefill and decode pair under Poisson load, beside what the simulator foretells.
 
 Two of vLLM's HTTP servers on the CPUs of this machine with HAWK between them and the proxy in front, half of the
-processors for each side's computing.  First single requests are timed (`hawk.bench.load_rates`); from these alone the
-simulator foretells the time to the first token.  Then requests arrive at fractions of what the prefill engine can do,
-and what each waited for its first token is laid beside that.
+processors for each side and all that belongs to it.  First single requests are timed (`hawk.bench.load_rates`); from
+these alone the simulator foretells the time to the first token.  Then requests arrive at fractions of what the prefill
+engine can do, and what each waited for its first token is laid beside that.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def measure(
     lengths, vocabulary = result.setting.lengths, result.setting.shape.vocabulary
     dice = random.Random(result.seed)
     drawn, _ = lengths.draw(np.random.default_rng(result.seed), 2000)
-    rates = Rates(pair, vocabulary, dice)
+    rates = Rates(pair, vocabulary, dice, result.setting.budget)
     context = round(float(np.mean(drawn)))
     result.calibration = await rates.measure(singles, batches, context, runs, tell)
     most = capacity(result.calibration, drawn)

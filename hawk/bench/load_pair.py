@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,13 @@ LIMIT = 300.0
 
 _LOOK = 0.01
 _PATIENCE = 10.0
+
+_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Has vLLM compute in the process that schedules.
+
+Where a worker is a process of its own, both ask a shared page for each other's word without a pause, an idle worker for
+a second after each word.  Where processors are few, that is taken from whatever else is at work.
+"""
 
 
 @dataclass
@@ -197,6 +204,17 @@ def _end(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
+@contextlib.contextmanager
+def _only(processors: frozenset[int]) -> Iterator[None]:
+    """What is started inside may use these processors alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class _Engine:
     """One server, in a process group of its own."""
 
@@ -223,11 +241,15 @@ class _Engine:
         }
         flags = ["--enforce-eager", "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
         log: IO[bytes]
-        with self.log.open("wb") as log:
+        with self.log.open("wb") as log, _only(processors):
             self._process = subprocess.Popen(
                 [str(python), "-m", "vllm.entrypoints.openai.api_server", *flags]
                 + [word for pair in options.items() for word in pair],
-                env=surroundings(folder, processors),
+                env={
+                    **surroundings(folder, processors),
+                    **_ONE_PROCESS,
+                    "OMP_NUM_THREADS": str(len(processors)),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

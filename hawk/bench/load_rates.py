@@ -2,8 +2,8 @@
 
 Four steps, the first of which has one request at a time in the whole pair:
 
-singles  prompts of each length through the proxy: the engines' own counts of prefill and fetch, the client's time to
-         the first token; what is left of that is HTTP, the proxy, and the order of things
+singles  prompts of each length, or nearly so, through the proxy: the engines' own counts of prefill and fetch, the
+         client's time to the first token; what is left of that is HTTP, the proxy, and the order of things
 steps    decode steps by the number of requests that decode together, at the workload's mean length.  This takes
          requests side by side, for a step of four cannot be had from one
 beside   single requests through the proxy while so many others decode, and the others' steps during their prefills:
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,10 +54,14 @@ Tell = Callable[[str], None]
 
 
 class Rates:
-    """Measures them on a pair; prompts are drawn from `dice`."""
+    """Measures them on a pair; prompts are drawn from `dice`.
 
-    def __init__(self, pair: Pair, vocabulary: int, dice: random.Random) -> None:
-        self._pair, self._vocabulary, self._dice = pair, vocabulary, dice
+    longest    tokens of a prompt, at most: more would not be computed in one step
+    """
+
+    def __init__(self, pair: Pair, vocabulary: int, dice: random.Random, longest: int = 1 << 30) -> None:
+        self._pair, self._vocabulary, self._dice, self._longest = pair, vocabulary, dice, longest
+        self._sent: set[int] = set()
 
     async def measure(
         self, lengths: Sequence[int], batches: Sequence[int], context: int, runs: int, tell: Tell
@@ -85,6 +90,17 @@ class Rates:
     def _prompt(self, length: int) -> list[int]:
         return prompt(length, self._vocabulary, self._dice)
 
+    def _new_prompt(self, length: int) -> list[int]:
+        """One whose length is the nearest to that which none has had yet.
+
+        An engine may prepare for each number of tokens that it computes, and keep what it has prepared, as vLLM does on
+        CPUs for products of matrices.  A workload's requests come in ever new lengths, so single ones have to as well.
+        """
+        near = (found for by in itertools.count() for found in (length - by, length + by))
+        found = next(n for n in near if 0 < n <= self._longest and n not in self._sent)
+        self._sent.add(found)
+        return self._prompt(found)
+
     async def _sums(self, side: str, names: Sequence[str]) -> dict[str, float]:
         return await self._pair.counts(side, [f"{name}_{of}" for name in names for of in ("sum", "count")])
 
@@ -95,7 +111,7 @@ class Rates:
         first = await self._sums("prefill", [PREFILLED])
         second = await self._sums("decode", [PREFILLED, FETCHED])
         spoken = Spoken(0.0) if spoken is None else spoken
-        prompt = self._prompt(length)
+        prompt = self._new_prompt(length)
         sending()
         await self._pair.stream("proxy", prompt, ANSWER, spoken)
         for side, before in (("prefill", first), ("decode", second)):
@@ -165,7 +181,7 @@ class Rates:
 
     async def _follow(self, length: int) -> None:
         await asyncio.sleep(APART)
-        await self._pair.stream("prefill", self._prompt(length), 1, Spoken(0.0))
+        await self._pair.stream("prefill", self._new_prompt(length), 1, Spoken(0.0))
 
     @contextlib.asynccontextmanager
     async def _decoding(self, batch: int, context: int, tokens: int) -> AsyncIterator[list[Spoken]]:

@@ -54,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Single(msgspec.Struct, frozen=True, kw_only=True):
     """One request with nothing beside it, in seconds.
 
+    input    tokens, nearly: no two prompts are of the same length
     first    at the client, from the sending to the first token
     prefill  in the prefill engine; fetch: in the decode engine, from its order to the last byte
     step     the decode engine's step that says the first token
