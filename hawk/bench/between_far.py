@@ -138,10 +138,11 @@ class Far:
         else:
             table = self._scene.source_blocks() if kind == PAGES else self._scene.target_blocks()
             ready = await self._get(ticket, self._pools[kind].cache, table)
-        took = time.perf_counter() - began
+        took = (there := time.perf_counter()) - began
         copies = transport.busy() if isinstance(transport, CudaTransport) else 0.0
         return {
             "seconds": took,
+            "ready": there,
             "bytes": ready.nbytes,
             "transport": ready.transport,
             "phases": ready.phases,

@@ -126,7 +126,8 @@ class _Seen:
 class _Side:
     """What measuring asks of agents: to fetch an offer, to make it, to tell it of layers, to await or make its end.
 
-    `marked` overwrites what was fetched.
+    `marked` overwrites what was fetched; `fetched` says when it was there for whoever asked for it, by the clock of
+    `time.perf_counter`, which all processes of a machine share.
     """
 
     marked: Callable[[], Any]
@@ -181,10 +182,11 @@ class _Size:
             await pair.far.ask("prepare", scene.tokens, [CHANNELS])
             source = await pair.client.register(there)
 
-            async def fetched(offer: OfferHandle) -> None:
+            async def fetched(offer: OfferHandle) -> float:
                 answer = await pair.far.ask("fetch", CHANNELS, str(offer))
                 if answer["transport"] != "cuda":
                     raise InternalError("another transport than asked for", got=answer["transport"])
+                return float(answer["ready"])
 
             async def ended(offer: OfferHandle) -> None:
                 with contextlib.suppress(HawkError):  # it may be over before we ask
@@ -237,10 +239,11 @@ class _Size:
 
     async def _run(self, graph: bool, told: Callable[[int], None] | None = None) -> _Seen:
         launching = await asyncio.to_thread(self._prefill.launch, graph=graph, told=told)
-        seen = _Seen(await asyncio.to_thread(self._prefill.wait), launching)
+        waiting = asyncio.ensure_future(asyncio.to_thread(self._prefill.wait))
         pending, self._pending = self._pending, []
+        # While it computes: once it has ended this loop is the agent's, which the last layer waits for.
         await asyncio.gather(*map(asyncio.wrap_future, pending))
-        return seen
+        return _Seen(await waiting, launching)
 
     # -- without an agent ----------------------------------------------------------------------------------
 
@@ -331,9 +334,10 @@ class _Size:
         async def marked() -> None:
             await asyncio.to_thread(engine.mark, target)
 
-        async def fetched(offer: Any) -> None:
+        async def fetched(offer: Any) -> float:
             async with pair.decode.fetch(offer, into=target, blocks=blocks, timeout=_TIMEOUT) as fetch:
                 await fetch
+                return time.perf_counter()
 
         yield marked, fetched
         verdict = await engine.verify(engine.job(target, scene))
@@ -344,13 +348,9 @@ class _Size:
     async def _with_agent(self, agent: str, result: Size, side: _Side) -> None:
         names = iter(range(1 << 30))
 
-        async def fetched(offer: Any) -> float:
-            await side.fetched(offer)
-            return time.perf_counter()
-
         async def job(graph: bool) -> _Seen:
             offer = await side.offered(f"job-{next(names)}")
-            fetch = asyncio.ensure_future(fetched(offer))
+            fetch = asyncio.ensure_future(side.fetched(offer))
             seen = await self._run(graph, side.teller(offer))
             seen.after = await fetch - self._prefill.ended
             await side.ended(offer)
@@ -368,7 +368,7 @@ class _Size:
             await self._run(True)
             began = time.perf_counter()
             side.teller(offer)(self._scene.source.layers)
-            took = await fetched(offer) - began
+            took = float(await side.fetched(offer)) - began
             await side.ended(offer)
             return took
 

@@ -216,10 +216,10 @@ class CacheEntry:
 
     def take_back(self, blocks: NDArray[np.int64]) -> None:
         """The offer has ended, and its blocks are read no more."""
-        for block in blocks:
-            self.lent[int(block)] -= 1
-            if not self.lent[int(block)]:
-                del self.lent[int(block)]
+        for block in blocks.tolist():
+            left = self.lent.pop(block, 0) - 1
+            if left > 0:
+                self.lent[block] = left
 
 
 class CacheBook:

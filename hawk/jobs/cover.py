@@ -23,6 +23,14 @@ class Cover:
         layers = 0 if selection is None else selection.layers
         self._covered = np.zeros((layers, last - first), dtype=bool)
 
+    def following(self, chunk: Chunk) -> Chunk | None:
+        """What probably comes next: after whole layers as many of them, or those that are left; else unknown."""
+        first = chunk.layer + chunk.layers
+        left = self._layer + len(self._covered) - first
+        if left < 1 or (chunk.block, chunk.blocks) != (self._first, self._covered.shape[1]):
+            return None
+        return Chunk(first, min(chunk.layers, left), chunk.block, chunk.blocks)
+
     def take(self, prepared: Prepared) -> Chunk:
         """The part of the cache that this chunk is; raises `BadFrame` unless it is wanted and new."""
         layer, block = prepared.layer - self._layer, prepared.block - self._first

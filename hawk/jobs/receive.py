@@ -19,6 +19,7 @@ from hawk.jobs.staging import weighed
 from hawk.jobs.states import settle
 from hawk.jobs.verify import Arrivals
 from hawk.memory.base import MoveSupport
+from hawk.memory.groups import JoinedRanges
 from hawk.observe.log import get as get_log
 from hawk.plan.check import check_blocks, entries
 from hawk.plan.part import selection as select
@@ -157,6 +158,12 @@ class Receiver:
         else:
             self._context.planner.soon(plan)
 
+    def _plan_next(self, chunk: Chunk) -> None:
+        """Plans what probably follows a chunk, while that is read; of the same shape, which is known by then."""
+        following = self._cover.following(chunk)
+        if following and following.layers == chunk.layers and self._staging is None:
+            self._plan_ahead(following)
+
     def begin(self, accepted: Accepted) -> None:
         """P has accepted: what will come is known now."""
         layout, request = self._request.cache.layout, self._request
@@ -197,9 +204,11 @@ class Receiver:
         chunk = self._cover.take(prepared)
         if self._at_once(prepared, chunk, link, consumed):
             return
-        task = asyncio.get_running_loop().create_task(self._chunk(prepared, chunk, link, consumed))
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._chunk(prepared, chunk, link, consumed))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        loop.call_soon(self._plan_next, chunk)  # once this one is on its way
 
     def _at_once(
         self, prepared: Prepared, chunk: Chunk, link: Link, consumed: Callable[[int, bool], None]
@@ -296,9 +305,8 @@ class Receiver:
         """Makes all that was written visible to the device; after the last read of every queue."""
         began = time.perf_counter()
         memory = self._request.cache.memory
-        if memory is not None:
-            for ranges in self._touched:
-                await memory.flush(ranges)
+        if memory is not None and self._touched:
+            await memory.flush(JoinedRanges.of(self._touched))
         self._result.phases["flush"] = time.perf_counter() - began
 
     async def verify(self) -> None:

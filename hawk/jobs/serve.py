@@ -371,7 +371,7 @@ class ServeJob(Stoppable):
     # -- letting go --------------------------------------------------------------------------------------
 
     async def _finish(self, error: HawkError | None) -> None:
-        """Decides the answer, then returns or quarantines every range, then gives the offer back."""
+        """Decides the answer, then returns or quarantines every range, then answers and gives the offer back."""
         self.state = State.DRAINING
         if self._lease is not None:
             self._lease.end()
@@ -389,10 +389,11 @@ class ServeJob(Stoppable):
 
     def _end(self, error: HawkError | None) -> None:
         context, fetch = self.context, self.fetch
+        self._answer = Released(fetch.job) if error is None else Ended(fetch.job, error.to_wire())
+        self.state = State.RELEASED if error is None else State.FAILED
+        # First of all, since it is waited for; nothing that comes of it is heard before this turn of the loop is over.
+        self.send(self._answer)
         if self.claim is not None:
             context.caches.done(self.claim.offer.cache)
             context.offers.unclaim(self.claim, consumed=error is None)
             self.claim = None  # which refers to this job, for as long as it held the offer
-        self._answer = Released(fetch.job) if error is None else Ended(fetch.job, error.to_wire())
-        self.state = State.RELEASED if error is None else State.FAILED
-        self.send(self._answer)

@@ -20,10 +20,14 @@ ONCE, UNTIL = 0, 1
 _WORDS = 13
 """How `hawk/retile/_calls.h` takes them."""
 
-_SPIN, _NAP, _NAPS = 100_000, 50_000, 3_000_000
+_SPIN, _NAP, _NAPS = 100_000, 50_000, 60_000_000
 """Nanoseconds: of asking for an event again and again, what waking a thread by the GPU's interrupt takes at least; of a
-pause between two questions after that; and until the thread sleeps until the interrupt, which some machines deliver
-late."""
+pause between two questions after that, at least; and until the thread sleeps until the interrupt, which some machines
+deliver half a millisecond late."""
+
+_PART = 256
+"""A pause is this part of what was waited already, where that is longer: so nothing is told of much later than it took,
+and whoever waits long for an engine's layers asks seldom."""
 
 NOT_READY = 600
 
@@ -59,7 +63,7 @@ def rows(call: Call, held: list[object]) -> Iterator[Row]:
         sizes = (blocks, 1, 1, threads, 1, 1, *(shared or (0,)))
         yield ONCE, "cuLaunchKernel", function, *sizes, stream, ctypes.addressof(pointers), 0
     elif name == "outwait":
-        yield UNTIL, "cuEventQuery", given[0], NOT_READY, _SPIN, _NAP, _NAPS
+        yield UNTIL, "cuEventQuery", given[0], NOT_READY, _SPIN, _NAP, _NAPS, _PART
         yield ONCE, "cuEventSynchronize", given[0]
     else:
         function, order = _SIMPLE[name]
@@ -75,9 +79,9 @@ def words(found: Iterable[Row], at: Mapping[str, int]) -> array[int]:
     return array("Q", flat)
 
 
-def until(reached: Callable[[], bool], spin: int, nap: int, most: int) -> None:
+def until(reached: Callable[[], bool], spin: int, nap: int, most: int, part: int) -> None:
     """Asks again and again as the C core does; durations in nanoseconds."""
     began = time.monotonic_ns()
     while not reached() and (spent := time.monotonic_ns() - began) < most:
         if spent >= spin:
-            time.sleep(nap * 1e-9)
+            time.sleep(max(nap, spent // part) * 1e-9)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 LONG = 1 << 20
 """Mean length of rows, bytes, from which copy engines take them one by one: they are faster then, and use no kernel."""
 
+READ_THERE = 8 << 10
+"""Mean length of rows, bytes, from which the kernel reads its table where the host wrote it: a block reads a row of the
+table as it goes, while others copy, and nothing has to be copied before the first of them begins."""
+
 
 class Kernel(Protocol):
     """Copies the rows of a table, `hawk.retile.cuda.copies`: `function` is its handle."""
@@ -90,18 +94,11 @@ class Rows:
             count = len(cut)
             self._table[:count] = cut
         assert count <= self._most
-        return [
-            ("to_device", self._there, self._host, count * copies.COLUMNS * 8, stream),
-            *first,
-            (
-                "launch",
-                self._kernel.function,
-                count,
-                copies.THREADS,
-                copies.arguments(self._there, count),
-                stream,
-            ),
-        ]
+        at, up = self._host, []
+        if int(nbytes.sum()) < READ_THERE * count:
+            at, up = self._there, [("to_device", self._there, self._host, count * copies.COLUMNS * 8, stream)]
+        arguments = copies.arguments(at, count)
+        return [*up, *first, ("launch", self._kernel.function, count, copies.THREADS, arguments, stream)]
 
     def close(self, driver: Driver) -> None:
         """Gives its tables back."""

@@ -212,3 +212,48 @@ class GroupedRanges(_Grouped, ByteRanges):
         """See `ByteRanges`: one a group."""
         low, high, _ = self.groups.extents()
         return ByteRanges(self.groups.region, low, high - low)
+
+
+class JoinedRanges(ByteRanges):
+    """Several tables of ranges in the same regions as one, row after row; columns are written out when asked for."""
+
+    __slots__ = ("_parts",)
+
+    _parts: tuple[ByteRanges, ...]
+
+    def __init__(self, parts: Sequence[ByteRanges]) -> None:
+        object.__setattr__(self, "_parts", tuple(parts))
+
+    @classmethod
+    def of(cls, parts: Sequence[ByteRanges]) -> ByteRanges:
+        """The parts as one: the part itself, where there is one."""
+        return parts[0] if len(parts) == 1 else cls(parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @property
+    def total(self) -> int:
+        """Bytes in all rows together."""
+        return sum(part.total for part in self._parts)
+
+    @property
+    def region(self) -> I32:
+        """Column of that name."""
+        return np.concatenate([np.empty(0, np.int32), *(part.region for part in self._parts)])
+
+    @property
+    def start(self) -> I64:
+        """Column of that name."""
+        return np.concatenate([np.empty(0, np.int64), *(part.start for part in self._parts)])
+
+    @property
+    def nbytes(self) -> I64:
+        """Column of that name."""
+        return np.concatenate([np.empty(0, np.int64), *(part.nbytes for part in self._parts)])
+
+    def spans(self) -> ByteRanges:
+        """See `ByteRanges`: those of all parts."""
+        spans = [part.spans() for part in self._parts]
+        columns = zip(*((each.region, each.start, each.nbytes) for each in spans), strict=True)
+        return ByteRanges(*(np.concatenate(column) for column in columns)) if spans else ByteRanges()

@@ -27,7 +27,8 @@ static int64_t call_clock(void)
 }
 
 /* CALL_UNTIL: again and again while the result is argument 1: for argument 2 nanoseconds at once, then with pauses of
- * argument 3 until argument 4 nanoseconds have passed; then it is given up, which is no fault.  The function has one argument.
+ * argument 3, or the part of the time so far that argument 5 is the divisor of, where that is longer, until argument 4
+ * nanoseconds have passed; then it is given up, which is no fault.  The function has one argument.
  */
 static int call_until(const uint64_t *row)
 {
@@ -39,7 +40,8 @@ static int call_until(const uint64_t *row)
         if (spent >= (int64_t)a[4])
             return 0;
         if (spent >= (int64_t)a[2]) {
-            struct timespec nap = {(time_t)(a[3] / 1000000000), (long)(a[3] % 1000000000)};
+            const int64_t part = spent / (int64_t)a[5], pause = part > (int64_t)a[3] ? part : (int64_t)a[3];
+            struct timespec nap = {(time_t)(pause / 1000000000), (long)(pause % 1000000000)};
             nanosleep(&nap, NULL);
         }
     }

@@ -239,15 +239,19 @@ class CudaLane(ShmLane):
 
     def _copy(self, work: Work, piece: Piece, far: Far) -> None:
         gpus = np.asarray([region.gpu for region in work.regions])
+        one = len(set(gpus.tolist())) == 1
         done = 0
         for step in _pieces.cut(piece, self._own.chunk, min(_MAX_ROWS, self._own.chunk)):
             if self._interrupted:
                 return
             due = self._pace.begin(step.total) if self._pace is not None else 0.0
             rows = _pieces.join(step)
-            of_row = gpus[rows.region]
-            for gpu in np.unique(of_row).tolist():
-                self._carry_out(gpu, work, rows if (of_row == gpu).all() else _only(rows, of_row == gpu))
+            if one:
+                self._carry_out(int(gpus[0]), work, rows)
+            else:
+                of_row = gpus[rows.region]
+                for gpu in np.unique(of_row).tolist():
+                    self._carry_out(gpu, work, _only(rows, of_row == gpu))
             if self._pace is not None:
                 self._pace.end(due, lambda: self._interrupted)
             done += step.total

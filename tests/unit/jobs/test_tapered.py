@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawk.jobs.chunks import tapered
-from hawk.plan.types import Chunk
+from hawk.jobs.cover import Cover
+from hawk.plan.types import Chunk, Selection
 
 
 def chunks(first: int, layers: int, most: int) -> tuple[Chunk, ...]:
@@ -34,3 +35,12 @@ def test_each_layer_comes_once_and_no_chunk_is_larger_than_allowed(
 def test_layers_that_are_cut_themselves_stay_as_they_are() -> None:
     cut = tuple(Chunk(layer, 1, block, 4) for layer in range(3) for block in (0, 4))
     assert tapered(cut) == cut
+
+
+def test_what_follows_whole_layers_is_guessed() -> None:
+    cover = Cover(Selection(layer=4, layers=9, token=0, tokens=64), 3, 10)
+    assert cover.following(Chunk(4, 4, 3, 7)) == Chunk(8, 4, 3, 7)
+    assert cover.following(Chunk(8, 4, 3, 7)) == Chunk(12, 1, 3, 7)
+    assert cover.following(Chunk(12, 1, 3, 7)) is None
+    assert cover.following(Chunk(4, 1, 3, 4)) is None
+    assert Cover().following(Chunk(0, 1, 0, 0)) is None

@@ -157,6 +157,34 @@ def test_an_event_that_is_late_is_slept_for(lib: cuda_lib.LibCuda, monkeypatch: 
     assert ctypes.c_int.in_dll(lib._lib, "count").value == 1, "that it was reached was never said"
 
 
+def test_pauses_grow_with_the_wait(lib: cuda_lib.LibCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_SPIN", 0), ("_NAP", 1000), ("_NAPS", 20_000_000), ("_PART", 2)):
+        monkeypatch.setattr(cuda_batch, name, value)
+    later = ctypes.c_int.in_dll(lib._lib, "later")
+    later.value = 1 << 30
+    lib.outwait(0x2000)
+    # Half of the wait again each time: 16 from a pause of the system's least to the end, and not some 350.
+    assert (1 << 30) - later.value < 60
+
+
+def test_pauses_are_no_shorter_than_said_and_no_longer_than_their_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    naps, now = [], 0
+
+    def slept(seconds: float) -> None:
+        nonlocal now
+        naps.append(round(seconds * 1e9))
+        now += naps[-1]
+
+    monkeypatch.setattr(cuda_batch.time, "sleep", slept)
+    monkeypatch.setattr(cuda_batch.time, "monotonic_ns", lambda: now)
+    cuda_batch.until(lambda: False, 0, 50, 100_000, 4)
+    before = np.cumsum([0, *naps[:-1]])
+    assert naps == [max(50, b // 4) for b in before.tolist()]
+    assert now >= 100_000 > before[-1]
+
+
 WAITS = """
 import ctypes, os, sys, threading
 from hawk.memory import cuda_lib

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hawk.errors import InvalidArgument
 from hawk.layouts import load
 from hawk.memory import groups as grouped
-from hawk.memory.groups import GroupedRanges, GroupedSegments
+from hawk.memory.groups import GroupedRanges, GroupedSegments, JoinedRanges
 from hawk.memory.npu import EmulatedNpu
-from hawk.memory.region import Region
+from hawk.memory.region import ByteRanges, Region
 from hawk.plan import segments
 from hawk.plan.segments import ascending, direct, groups_of, touched
 from hawk.plan.target import target_chunk
@@ -89,6 +89,24 @@ def test_ranges_are_what_is_touched_in_order(name, channels, seed):
     assert found.total == wanted.total
     order = np.lexsort((found.start, found.region))
     np.testing.assert_array_equal(order, np.arange(len(found)))
+
+
+def test_joined_tables_are_all_their_rows():
+    cache, target = plan("tiles", 3, 2)
+    grouped = GroupedRanges(groups_of(target, cache.placement))
+    plain = ByteRanges(np.array([2, 0], np.int32), np.array([5, 7]), np.array([3, 1]))
+    joined = JoinedRanges.of([grouped, plain, grouped])
+    assert JoinedRanges.of([plain]) is plain
+    assert (len(joined), joined.total) == (2 * len(grouped) + 2, 2 * grouped.total + 4)
+    for found, of in ((joined, lambda part: part), (joined.spans(), lambda part: part.spans())):
+        parts = [of(part) for part in (grouped, plain, grouped)]
+        for column in ("region", "start", "nbytes"):
+            np.testing.assert_array_equal(
+                getattr(found, column), np.concatenate([getattr(part, column) for part in parts])
+            )
+        assert (found.region.dtype, found.start.dtype) == (np.int32, np.int64)
+    none = JoinedRanges.of([])
+    assert (len(none), none.total, len(none.spans()), len(none.region)) == (0, 0, 0, 0)
 
 
 def test_many_rows_stay_groups_and_few_are_joined(monkeypatch):

@@ -85,6 +85,26 @@ async def test_long_rows_are_taken_by_copy_engines_and_short_ones_by_the_kernel(
         memory.close()
 
 
+@pytest.mark.parametrize(("nbytes", "uploads"), [(cuda_rows.READ_THERE, 0), (cuda_rows.READ_THERE - 16, 1)])
+async def test_the_table_of_long_rows_is_read_where_it_was_written(
+    driver: FakeCuda, nbytes: int, uploads: int
+) -> None:
+    async with Ends() as ends:
+        memory = CudaMemory("gpu", capacity=1 << 20, gpu=1)
+        link = await ends.reading.connect(ends.serving.endpoint, timeout=5.0)
+        grant = ends.serving.grant(0, 1 << 20)
+        there = driver.at(ends.serving.shadow.address, 1 << 20)  # type: ignore[union-attr]
+        there[:] = np.arange(1 << 20) % 251
+        rows = [(0, i * nbytes, (9 - i) * nbytes, nbytes) for i in range(10)]
+        await link.read(grant.key, Segments.of(rows), memory.regions, timeout=5.0)
+        assert driver.counts.get("to_device", 0) == uploads
+        assert driver.counts["launch"] == 1
+        for _, local, remote, n in rows:
+            found = driver.at(memory.regions[0].address + local, n)
+            assert np.array_equal(found, there[remote : remote + n])
+        memory.close()
+
+
 async def test_without_a_kernel_rows_go_one_by_one(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(number: int) -> FakeRows:
         raise ImportError("No module named 'cupy'")
