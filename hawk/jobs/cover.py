@@ -22,14 +22,19 @@ class Cover:
         self._layer = 0 if selection is None else selection.layer
         layers = 0 if selection is None else selection.layers
         self._covered = np.zeros((layers, last - first), dtype=bool)
+        self._most = 0
 
     def following(self, chunk: Chunk) -> Chunk | None:
-        """What probably comes next: after whole layers as many of them, or those that are left; else unknown."""
+        """What probably comes after a chunk that was taken: after whole layers as many, or those left; else unknown.
+
+        Once chunks become smaller they go on as `hawk.jobs.chunks.tapered` has them.
+        """
         first = chunk.layer + chunk.layers
         left = self._layer + len(self._covered) - first
         if left < 1 or (chunk.block, chunk.blocks) != (self._first, self._covered.shape[1]):
             return None
-        return Chunk(first, min(chunk.layers, left), chunk.block, chunk.blocks)
+        layers = min(chunk.layers, left if chunk.layers == self._most else max(left // 2, 1))
+        return Chunk(first, layers, chunk.block, chunk.blocks)
 
     def take(self, prepared: Prepared) -> Chunk:
         """The part of the cache that this chunk is; raises `BadFrame` unless it is wanted and new."""
@@ -47,6 +52,7 @@ class Cover:
                 got=f"layers {prepared.layer}+{prepared.layers}, entries {prepared.block}+{prepared.blocks}",
             )
         part[...] = True
+        self._most = max(self._most, prepared.layers)
         return Chunk(
             layer=prepared.layer, layers=prepared.layers, block=prepared.block, blocks=prepared.blocks
         )

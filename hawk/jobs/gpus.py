@@ -139,8 +139,7 @@ class OnGpu:
 
     def forget(self, offer: OfferEntry) -> None:
         """The offer has ended, and nothing of it is retiled any more."""
-        for _, mark in self._marks.pop(offer, ()):
-            mark.close()
+        cuda_marks.close_all([mark for _, mark in self._marks.pop(offer, ())])
 
     def _before(self, offer: OfferEntry, layers: int) -> list[int]:
         """Events that come before layers `[0, layers)` are written: of every word until the first that covers them."""

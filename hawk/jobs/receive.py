@@ -159,9 +159,9 @@ class Receiver:
             self._context.planner.soon(plan)
 
     def _plan_next(self, chunk: Chunk) -> None:
-        """Plans what probably follows a chunk, while that is read; of the same shape, which is known by then."""
+        """Plans what probably follows a chunk, while that is read."""
         following = self._cover.following(chunk)
-        if following and following.layers == chunk.layers and self._staging is None:
+        if following is not None and self._staging is None:
             self._plan_ahead(following)
 
     def begin(self, accepted: Accepted) -> None:

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 
 from hawk.errors import HawkMemoryError, InvalidArgument
 from hawk.memory.cuda import CudaDevice, device
+from hawk.memory.cuda_driver import CudaFault
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hawk.memory.cuda_arrays import CudaArray
     from hawk.memory.cuda_driver import Driver
 
@@ -36,9 +39,20 @@ class Mark:
 
     def close(self) -> None:
         """Gives the event back; what waits for it already goes on waiting."""
-        if self.device.lost is None:
-            with contextlib.suppress(HawkMemoryError), self.device.current() as driver:
-                driver.drop_event(self.event)
+        close_all([self])
+
+
+def close_all(marks: Sequence[Mark]) -> None:
+    """Gives the events of marks on one device back: that is made current once, on a loop that others share."""
+    if not marks or marks[0].device.lost is not None:
+        return
+    with contextlib.suppress(HawkMemoryError), marks[0].device.current() as driver:
+        for each in marks:
+            try:
+                driver.drop_event(each.event)
+            except CudaFault as fault:
+                if fault.sticky:
+                    raise
 
 
 def mark(where: CudaArray, after: object = None) -> Mark:

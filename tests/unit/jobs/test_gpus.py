@@ -137,6 +137,27 @@ async def test_marks_that_nobody_claims_are_bounded(
     assert not driver.events
 
 
+async def test_marks_of_an_offer_are_given_back_together(driver: FakeCuda) -> None:
+    array = CudaArray(4096, 4096, 0, "uint8", 1, None)
+
+    def claimed() -> list[cuda_marks.Mark]:
+        return [cuda_marks.claim(cuda_marks.mark(array).number) for _ in range(3)]
+
+    first = claimed()
+    entered = driver.counts.get("enter", 0)
+    driver.fail["drop_event", driver.counts.get("drop_event", 0) + 1] = 400
+    cuda_marks.close_all(first)
+    assert list(driver.events) == [first[0].event]  # one that fails keeps no other
+    assert driver.counts.get("enter", 0) - entered <= 1
+    first[0].close()
+    assert not driver.events
+    second = claimed()
+    driver.fail["drop_event", driver.counts["drop_event"] + 1] = 700
+    cuda_marks.close_all(second)
+    assert cuda.device(0).lost is not None
+    driver.forget_lost()
+
+
 async def test_a_gpu_without_room_for_rows_says_so(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def calls(self, *_: object) -> object:
