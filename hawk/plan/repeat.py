@@ -159,6 +159,6 @@ class SourcePlans:
             )
 
         if isinstance(step, RowsStep):
-            return replace(step, layer=layer, reads=tuple(t.lifted(lifted) for t in step.reads))
+            return step.lifted(layer, lifted)
         region, offset = lifted(step.tensor, step.src_offset)
         return replace(step, layer=layer, src_region=region, src_offset=offset)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from hawk.layouts.codecs import CODECS
 from hawk.plan.target import tensor_chunk
+from hawk.plan.tensors import view
 from hawk.plan.types import Chunk, Placement
-from hawk.plan.ways import rows_of
-from hawk.retile.rows import Pass, RowsStep, Tensor
+from hawk.plan.ways import program_part, rows_of, through_rows
+from hawk.retile.rows import Direct, Pass, RowsStep, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
     ByPlane = dict[tuple[int, int], Tensor]
+    Planes = dict[tuple[int, int], tuple[Direct, ...]]
 
 
 class TensorSteps(Protocol):
@@ -72,6 +75,7 @@ def rows_steps(tensor_steps: TensorSteps, sides: Sides, way: Way) -> list[RowsSt
         made.read(i, t.codec if kept else CODECS["fp32"], scaled)
         for i, t in zip(way.sources, ours, strict=True)
     ]
+    direct = _direct(tensor_steps, sides, way)
     none: Rule = "none"
     rules = way.rules or (none,) * len(theirs)
     writes = [
@@ -86,9 +90,42 @@ def rows_steps(tensor_steps: TensorSteps, sides: Sides, way: Way) -> list[RowsSt
             token=chunk.block * size,
             reads=tuple(tensor[layer, kv] for tensor in reads),
             writes=tuple(tensor[layer, kv] for tensor in writes),
+            direct=direct and partial(_of_plane, direct, layer, kv),
         )
         for layer, kv in reads[0]
     ]
+
+
+def _of_plane(made: Callable[[], Planes], layer: int, kv: int) -> tuple[Direct, ...]:
+    return made()[layer, kv]
+
+
+def _direct(tensor_steps: TensorSteps, sides: Sides, way: Way) -> Callable[[], Planes] | None:
+    """What makes the programs that move the elements without rows, for all planes at once; None where none do."""
+    if not way.rules or len(way.sources) != 1 or len(way.targets) != 1:
+        return None
+    number, src, target = way.sources[0], sides.src, sides.target
+    tensor, (chunk, blocks) = src.tensors[number], sides.parts[way.targets[0]]
+    part = program_part(tensor, chunk.layout, chunk.selection)
+    if through_rows(tensor, chunk.layout, part) or not _told(tensor, chunk.layout, way.kvs):
+        return None
+
+    @cache
+    def made() -> Planes:
+        table = view(tensor, src, target.selection, target.chunk, sides.src_blocks).blocks
+        found: Planes = {}
+        for step in tensor_steps(tensor, table, sides.placements[number], chunk, blocks, kvs=way.kvs):
+            one = Direct(step.program, step.pieces, step.src_region, step.src_offset, step.dst_offset)
+            found[step.layer, step.kv] = (*found.get((step.layer, step.kv), ()), one)
+        return found
+
+    return made
+
+
+def _told(src: CompiledLayout, dst: CompiledLayout, kvs: tuple[int, ...]) -> bool:
+    """Whether loops over dims, which count these as they are stored, tell the groups that scales are of."""
+    grouped = any(t.scale is not None and t.scale.shape.dim > 1 for t in (src, dst))
+    return not grouped or not any(t.piece(kv).stored for t in (src, dst) for kv in kvs)
 
 
 def _kept(ours: list[CompiledLayout], theirs: list[CompiledLayout], rules: tuple[Rule, ...]) -> bool:

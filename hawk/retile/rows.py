@@ -8,7 +8,7 @@ elements' own bits where both sides store them alike, else binary32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -107,11 +107,27 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Direct:
+    """One program straight from the source's elements to the target's: what would be done if they had no scales.
+
+    src_region, src_offset, dst_offset    as a `hawk.retile.cpu.Step` has them
+    """
+
+    program: Program
+    pieces: Pieces
+    src_region: tuple[int, ...]
+    src_offset: tuple[int, ...]
+    dst_offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowsStep:
     """All of one (layer, kv) of a chunk, in batches of blocks of the target.
 
     blocks    entries of the target's block table
     token     the first token of the first of them
+    direct    makes the programs that bring the elements over without rows, where there are some and one tensor becomes
+              one; for who puts them under scales on the way
     """
 
     layer: int
@@ -120,6 +136,26 @@ class RowsStep:
     token: int
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
+    direct: Callable[[], tuple[Direct, ...]] | None = field(default=None, compare=False)
+
+    def lifted(self, layer: int, place: Place) -> RowsStep:
+        """The same of another layer; `place` as for `Tensor.lifted`."""
+        make, number = self.direct, self.reads[0].number
+
+        def lift() -> tuple[Direct, ...]:
+            assert make is not None
+            found = []
+            for one in make():
+                region, offset = place(number, one.src_offset)
+                found.append(replace(one, src_region=region, src_offset=offset))
+            return tuple(found)
+
+        return replace(
+            self,
+            layer=layer,
+            reads=tuple(t.lifted(place) for t in self.reads),
+            direct=None if make is None else lift,
+        )
 
 
 def behind(array: U8, offset: int, field: str) -> U8:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hawk.retile.cuda.spec import VECTOR, Axis
+from hawk.retile.cuda.spec import THREADS, VECTOR, Axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from hawk.retile.cuda.spec import SideName, Spec
+    from hawk.retile.cuda.spec import Scales, SideName, Spec
 
     I64 = NDArray[np.int64]
 
@@ -42,7 +42,9 @@ class Vector:
         """Vectors of a unit."""
         return prod(a.ext for a in self.outer)
 
-    def offsets(self, name: Literal["src", "dst", "dense", "room"]) -> tuple[int, ...]:
+    def offsets(
+        self, name: Literal["src", "dst", "dense", "room", "piece", "near", "box"]
+    ) -> tuple[int, ...]:
         """Of each element from the first: elements, or bits of shared memory."""
         found = np.zeros(1, np.int64)
         for a in self.inner:
@@ -78,8 +80,12 @@ class Box:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        loops = [Axis(p.ext, p.src, p.dst, p.row, p.col) for p in spec.loops]
-        self.axes = (*spec.axes, *loops)
+        self.loops: tuple[Axis, ...] = tuple(Axis(p.ext, p.src, p.dst, p.row, p.col) for p in spec.loops)
+        self.pieces = spec.axes
+        self.boxes = 0
+        if spec.scales is not None:
+            self._count_scales(spec.scales)
+        self.axes = (*self.pieces, *self.loops)
         self.pad = 0
         self.row_bits = 0
         self.take: Vector | None = None
@@ -100,6 +106,41 @@ class Box:
             return sorted(chosen, key=key)
         numbers = sorted((a for a in chosen if a.piece), key=lambda a: -a.piece)
         return [*numbers, *sorted((a for a in chosen if not a.piece), key=key)]
+
+    def _count_scales(self, scales: Scales) -> None:
+        """Tells axes how many scales they count, and numbers those that the unit's elements are to be put under."""
+        steps = zip(self.loops, scales.near_steps, scales.far_steps, strict=True)
+        self.loops = tuple(replace(axis, near=near, far=far) for axis, near, far in steps)
+        if scales.made is None:
+            return
+        number = 1
+        boxes: dict[Axis, int] = {}
+        for axis in reversed(self.order("src", (*self.pieces, *self.loops))):
+            if axis.far or (axis.piece and axis.piece % scales.within == 0):
+                boxes[axis] = number
+                number *= axis.ext
+        self.boxes = number
+        self.pieces, self.loops = (
+            tuple(replace(axis, box=boxes.get(axis, 0)) for axis in axes)
+            for axes in (self.pieces, self.loops)
+        )
+
+    @property
+    def lanes(self) -> int:
+        """Threads that look for the largest number under one scale."""
+        return max(1, THREADS // self.boxes)
+
+    @property
+    def look(self) -> Vector:
+        """How they do: scale after scale, vectors of elements that share all scales."""
+        order = sorted(self.order("src"), key=lambda a: a.box == 0)
+        n = 8 * VECTOR // self.spec.src_codec.bits
+        while n > 1:
+            found = vector(order, n)
+            if found is not None and not any(a.box or a.near or a.piece for a in found.inner):
+                return found
+            n //= 2
+        return Vector(1, tuple(order), ())
 
     def _vectors(self) -> bool:
         spec = self.spec
@@ -212,8 +253,20 @@ class Box:
         return self.room_bytes + -(-self.exponent_bytes * self.spec.pieces // VECTOR) * VECTOR
 
     @property
+    def largest_at(self) -> int:
+        """Where the largest numbers lie that threads found, in shared memory."""
+        return -(-(self.addresses_at + 8 * self.spec.dst_words) // VECTOR) * VECTOR if self.fast else 0
+
+    @property
+    def scales_at(self) -> int:
+        """Where the scales lie that were made of them, each with what a quick division takes."""
+        return self.largest_at + -(-4 * self.boxes * self.lanes // VECTOR) * VECTOR
+
+    @property
     def shared_bytes(self) -> int:
         """All of the shared memory that a unit needs."""
+        if self.boxes:
+            return self.scales_at + 8 * self.boxes
         return self.addresses_at + 8 * self.spec.dst_words if self.fast else 0
 
     def _choose_pad(self) -> None:

@@ -40,6 +40,7 @@ typedef long long i64;
 #define WIDENED(real) widened(real)
 #define NARROWED(real) narrowed(real)
 #define TIMES_PLUS(a, b, c) __fmaf_rn(a, b, c)
+#define FUSED(a, b, c) fused(a, b, c)
 #define PERMUTE(a, b, which) __byte_perm(a, b, which)
 #define LARGER_HALVES(a, b) __vmaxu2(a, b)
 
@@ -55,6 +56,12 @@ FN float over(float a, float b)
     float c;
     asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
+}
+FN float fused(float a, float b, float c)
+{
+    float d;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+    return d;
 }
 FN double widened(float a)
 {
@@ -83,6 +90,7 @@ FN void load8(u32 *t, u64 at)
 FN void load4(u32 *t, u64 at) { t[0] = __ldcs((const u32 *)at); }
 FN void load2(u32 *t, u64 at) { t[0] = __ldcs((const u16 *)at); }
 FN void load1(u32 *t, u64 at) { t[0] = __ldcs((const u8 *)at); }
+FN u32 kept4(u64 at) { return __ldg((const u32 *)at); } /* what many threads ask for */
 FN void store16(u64 at, const u32 *t) { __stcs((uint4 *)at, make_uint4(t[0], t[1], t[2], t[3])); }
 FN void store8(u64 at, const u32 *t) { __stcs((uint2 *)at, make_uint2(t[0], t[1])); }
 FN void store4(u64 at, const u32 *t) { __stcs((u32 *)at, t[0]); }

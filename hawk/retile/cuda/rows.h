@@ -10,17 +10,6 @@ struct args { u64 table; u32 steps, more; };
 
 #define FACT(i) LOOK(fact + (i))
 
-/* On processors of the usual kind a NaN comes out as it went in, made quiet, the first of two; others make their own. */
-FN u32 quiet(u32 x, u32 y, u32 found)
-{
-    const u32 nan = 0x7f800000;
-    if ((x & 0x7fffffff) > nan) return x | 0x400000;
-    if ((y & 0x7fffffff) > nan) return y | 0x400000;
-    return (found & 0x7fffffff) > nan ? 0xffc00000 : found;
-}
-FN u32 product(u32 x, u32 y) { return quiet(x, y, TO_BITS(TIMES(TO_FLOAT(x), TO_FLOAT(y)))); }
-FN u32 quotient(u32 x, u32 y) { return quiet(x, y, TO_BITS(OVER(TO_FLOAT(x), TO_FLOAT(y)))); }
-
 struct spot { u32 block, head, slot, dim; };
 
 FN struct spot spot_of(const i64 *fact, u32 box, u32 element)
@@ -82,7 +71,7 @@ FN struct seen seen_at(const i64 *fact, const i64 *step, struct spot p)
 FN u32 value_of(struct seen one) { return one.times ? product(one.bits, one.scale) : one.bits; }
 
 /* The scale as its type holds it, of the largest magnitude under it. */
-FN u32 scale_of(const i64 *fact, double most)
+FN u32 scale_made(const i64 *fact, double most)
 {
     u32 bits = TO_BITS(most > 0.0 ? NARROWED(most / TO_DOUBLE((u64)FACT(MOST))) : 1.0f);
     if (FACT(KIND) == KIND_BF16) bits = value_bf16(code_bf16(bits));
@@ -121,7 +110,7 @@ FN void decide(const i64 *fact, const i64 *step, u32 box, u32 thread, u8 *room)
     } else {
         double most = 0.0;
         for (u32 k = 0; k < THREADS && most == most; k++) most = larger(most, TO_DOUBLE(GET_ADDRESS(room + 8 * k)));
-        scale = scale_of(fact, most);
+        scale = scale_made(fact, most);
     }
     put4(room + 8 * THREADS, &scale);
     store4((u64)LOOK(step + 1) + (u64)box * 4, &scale);

@@ -9,21 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hawk.retile.cuda.moves import At, encoded, value
+from hawk.retile.cuda.weighed import total
 
 if TYPE_CHECKING:
     from hawk.layouts.compiled import CodecInfo
+    from hawk.retile.cuda.box import Box
     from hawk.retile.cuda.spec import Spec
 
 
-def slow(i: int, spec: Spec) -> str:
+def slow(i: int, box: Box) -> str:
     """The function `slow_i` for the units of a program."""
+    spec = box.spec
     n, group = spec.piece_elements, spec.dst_codec.group
     src, dst = spec.src_codec, spec.dst_codec
-    same = src == dst
+    same = src == dst and spec.scales is None
     lines = [
         f"const i64 *rows = q.rows + (i64)LOOK(q.flag) * {9 * spec.pieces};",
         f"for (u32 v = thread; v < {spec.elements // group}u; v += THREADS) {{",
-        f"const i64 *p = rows + v / {n // group}u * 9u;",
+        "(void)room;",
+        f"const u32 piece = v / {n // group}u;",
+        "const i64 *p = rows + piece * 9u;",
         f"const u32 first = v % {n // group}u * {group}u;",
         "const u64 from = (u64)(LOOK(q.base + LOOK(p)) + LOOK(p + 1));",
         f"const u64 to = (u64)(LOOK(q.base + {spec.src_channels} + LOOK(p + 3)) + LOOK(p + 4));",
@@ -32,18 +37,19 @@ def slow(i: int, spec: Spec) -> str:
         "i64 into = 0, taken = 0;",
         f"for (u32 k = 0; k < {group}u; k++) {{",
         *_offsets(spec),
+        *_scales(i, box),
         "if (row < lo) { whole = 2; break; }",
         "const u32 valid = row < hi && col < cols;",
         "if (k == 0) into = LOOK(p + 5) + d, taken = start + s;",
         "whole = whole && valid && start + s == taken + k;",
-        f"x[k] = valid ? {_read(spec, same)} : 0;",
+        f"x[k] = valid ? {_scaled(spec, _read(spec, same))} : 0;",
         "}",
         "if (whole == 2) continue;",
         *(_write_group(spec, same) if group > 1 else _write_one(dst, same)),
         "}",
     ]
     body = "\n".join(f"    {line}" for line in lines)
-    return f"SLOW void slow_{i}(struct place q, u32 thread)\n{{\n{body}\n}}"
+    return f"SLOW void slow_{i}(struct place q, u32 thread, u8 *room)\n{{\n{body}\n}}"
 
 
 def _offsets(spec: Spec) -> list[str]:
@@ -63,6 +69,35 @@ def _offsets(spec: Spec) -> list[str]:
     names = {"src": "s", "dst": "d", "row": "row", "col": "col"}
     lines += [f"const i64 {names[name]} = {' + '.join(terms) or '0'};" for name, terms in sums.items()]
     return lines
+
+
+def _scales(i: int, box: Box) -> list[str]:
+    """Lines that look up the scales of that element, of which `_offsets` has said the digits."""
+    scales, lines = box.spec.scales, []
+    if scales is None:
+        return []
+
+    def summed(name: str) -> str:
+        return total(
+            [f"(u32)g{j}" for j in range(len(box.loops))], [getattr(a, name) for a in box.loops[::-1]]
+        )
+
+    if scales.near:
+        lines.append(f"const u32 near = row < hi && col < cols ? near_{i}(q, piece, {summed('near')}) : 0;")
+    if scales.made is not None:
+        first = total([f"(piece / {a.piece}u % {a.ext}u)" for a in box.pieces], [a.box for a in box.pieces])
+        lines += [
+            "u32 far;",
+            f"get4(&far, room + {box.scales_at}u + 8 * ({first} + {summed('box')}));",
+        ]
+    return lines
+
+
+def _scaled(spec: Spec, found: str) -> str:
+    """A value under the scales of both sides."""
+    if spec.scales is not None and spec.scales.near:
+        found = f"product({found}, near)"
+    return found if spec.scales is None or spec.scales.made is None else f"quotient({found}, far)"
 
 
 def _read(spec: Spec, same: bool) -> str:

@@ -14,12 +14,13 @@ from hawk.retile.cuda.box import box_of, odd
 from hawk.retile.cuda.moves import At, code, encoded, loads, moved, packed, value
 from hawk.retile.cuda.slowly import slow
 from hawk.retile.cuda.spec import THREADS, VECTOR
+from hawk.retile.cuda.weighed import converted, digits, phases, total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hawk.retile.cuda.box import Box, Vector
-    from hawk.retile.cuda.spec import Axis, Spec
+    from hawk.retile.cuda.spec import Spec
 
 BATCH = 8
 """Vectors that a thread has under way at once."""
@@ -41,12 +42,13 @@ def text(specs: tuple[Spec, ...], under: str | None = None) -> str:
     """The kernel `retile` for these programs; `under` is the header it stands on, that of a GPU by default."""
     parts = [
         f"#define THREADS {THREADS}",
-        f"#define BLOCKS {1 if any(_is_heavy(spec) for spec in specs) else BLOCKS}",
+        f"#define BLOCKS {min(_blocks(spec) for spec in specs)}",
         header("device.h") if under is None else under,
         header("codecs.h"),
+        *([header("scales.h")] if any(spec.scales for spec in specs) else []),
         _types(len(specs)),
         *(_part(i, spec) for i, spec in enumerate(specs)),
-        _kernel(len(specs)),
+        _kernel(specs),
     ]
     return "\n".join(parts)
 
@@ -75,7 +77,8 @@ def _part(i: int, spec: Spec) -> str:
             _find(i, spec),
             _address(i, spec, "src"),
             _address(i, spec, "dst"),
-            slow(i, spec),
+            *([] if spec.scales is None else [phases(i, box)]),
+            slow(i, box),
             _take(i, box),
             _give(i, box),
         ]
@@ -83,14 +86,14 @@ def _part(i: int, spec: Spec) -> str:
 
 
 def _find(i: int, spec: Spec) -> str:
-    words = (8 if spec.wide else 4) * (spec.src_words + spec.dst_words)
+    words = (8 if spec.wide else 4) * spec.words
     word = "u64" if spec.wide else "u32"
     return f"""
 FN struct place find_{i}(u64 table, struct part part, u32 local)
 {{
     u32 step = local / part.units, unit = local % part.units;
     struct place q;
-    q.base = TABLE(i64, table + (u64)part.base * {VECTOR}) + step * {spec.src_channels + spec.dst_channels}u;
+    q.base = TABLE(i64, table + (u64)part.base * {VECTOR}) + step * {spec.bases}u;
     q.words = table + (u64)part.words * {VECTOR} + (u64)unit * {words}u;
     q.partial = LOOK(TABLE({word}, q.words)) == ({word})-1;
     q.flag = TABLE(i32, table + (u64)part.flags * {VECTOR}) + unit;
@@ -115,25 +118,6 @@ FN u64 {side}_{i}(struct place q, u32 number)
     {word} w = LOOK(TABLE({word}, q.words) + number);
     return (u64)LOOK(q.base + {first}u{channel}) + (u64)(w >> {bits}) * {unit}u;
 }}"""
-
-
-def digits(outer: Sequence[Axis], number: str) -> tuple[list[str], list[str]]:
-    """Lines that take a vector's number apart, and the digit of each axis."""
-    lines, names, rest = [], [], number
-    for i, axis in enumerate(reversed(outer)):
-        last = i == len(outer) - 1
-        lines.append(f"u32 d{i} = {rest}{'' if last else f' % {axis.ext}u'};")
-        names.append(f"d{i}")
-        if not last:
-            lines.append(f"u32 n{i} = {rest} / {axis.ext}u;")
-            rest = f"n{i}"
-    return lines, names[::-1]
-
-
-def total(names: Sequence[str], steps: Sequence[int], by: int = 1) -> str:
-    """The sum of digits times steps, each step divided by `by`."""
-    terms = [f"{name} * {step // by}u" for name, step in zip(names, steps, strict=True) if step]
-    return " + ".join(terms) or "0u"
 
 
 def _each(count: int, first: int, batch: int, body: list[str], unroll: str = "UNROLL") -> list[str]:
@@ -221,7 +205,7 @@ def _take_exponents(i: int, box: Box) -> list[str]:
 def _give(i: int, box: Box) -> str:
     head = f"FN void give_{i}(struct place q, u32 thread, u8 *room)\n{{\n"
     if not box.fast:
-        return f"{head}    (void)room;\n    slow_{i}(q, thread);\n}}"
+        return f"{head}    slow_{i}(q, thread, room);\n}}"
     spec, found = box.spec, box.give
     assert found is not None
     apart, names = digits(found.outer, "v")
@@ -232,7 +216,11 @@ def _give(i: int, box: Box) -> str:
     lines.append(f"const u8 *at = room + ({total(names, [a.room for a in found.outer])}) / 8;")
     more, elements = loads(box, found, "at")
     lines += more
-    lines += _converted(box, found, elements, names)
+    lines += (
+        _converted(box, found, elements, names)
+        if spec.scales is None
+        else converted(i, box, found, elements, names)
+    )
     piece = total(names, [a.piece if own else 0 for a in found.outer])
     address = f"GET_ADDRESS(room + {box.addresses_at}u + 8 * ({{}}))"
     steps = [0 if own and a.piece else a.dst * codec.bits // 8 for a in found.outer]
@@ -252,7 +240,7 @@ def _give(i: int, box: Box) -> str:
     body = _each(found.count, 0, every, lines, "SOME" if heavy else "UNROLL")
     return (
         head
-        + f"    if (q.partial) {{\n        slow_{i}(q, thread);\n        return;\n    }}\n"
+        + f"    if (q.partial) {{\n        slow_{i}(q, thread, room);\n        return;\n    }}\n"
         + "\n".join(f"    {line}" for line in body)
         + "\n}"
     )
@@ -263,13 +251,15 @@ def _is_paired(spec: Spec) -> bool:
     return spec.src_codec.name == "bf16" and spec.dst_codec.name in ("bfp8_b", "bfp4_b")
 
 
-def _is_heavy(spec: Spec) -> bool:
-    """Whether whole groups are formed of values, which takes all the registers there are."""
-    return spec.dst_codec.group > 1 and not _same(spec) and not _is_paired(spec)
+def _blocks(spec: Spec) -> int:
+    """Blocks that a processor shall hold at once; whole groups formed of values take all the registers there are."""
+    if spec.dst_codec.group > 1 and not _same(spec) and not _is_paired(spec):
+        return 1
+    return BLOCKS if spec.scales is None else 16
 
 
 def _same(spec: Spec) -> bool:
-    return spec.src_codec == spec.dst_codec
+    return spec.src_codec == spec.dst_codec and spec.scales is None
 
 
 def _converted(box: Box, found: Vector, elements: list[At], names: list[str]) -> list[str]:
@@ -364,23 +354,21 @@ def _out(words: list[str]) -> list[str]:
     return [f"u32 out[{len(words)}];", *(f"out[{j}] = {w};" for j, w in enumerate(words))]
 
 
-def _kernel(count: int) -> str:
+def _kernel(specs: Sequence[Spec]) -> str:
+    count, made = len(specs), [i for i, spec in enumerate(specs) if spec.scales and spec.scales.made]
+
     def phase(name: str) -> str:
         lines = ["{", "u32 local = block;"]
         for i in range(count):
             blocks = f"a.part[{i}].units * a.part[{i}].steps"
             call = f"{name}_{i}(find_{i}(a.table, a.part[{i}], local), thread, room);"
+            if name in ("look", "decide") and i not in made:
+                call = ";"
             if i == count - 1:
                 lines.append(call)
             else:
                 lines += [f"if (local < {blocks}) {{ {call} }} else {{ local -= {blocks};"]
         return "\n".join(lines) + "}" * count
 
-    return f"""
-KERNEL(retile, const struct args a)
-PHASES(room)
-{phase("take")}
-BARRIER
-{phase("give")}
-END
-"""
+    text = "\nBARRIER\n".join(phase(n) for n in ("take", *(("look", "decide") if made else ()), "give"))
+    return f"\nKERNEL(retile, const struct args a)\nPHASES(room)\n{text}\nEND\n"

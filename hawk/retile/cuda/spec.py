@@ -29,6 +29,8 @@ class Axis:
     piece       pieces that one step counts
     dense       elements in the source's order of the unit
     room        bits in shared memory, gaps included
+    near, far   numbers of scales that one step counts, of the source and of the target
+    box         the same of the target's among those of the unit
     """
 
     ext: int
@@ -39,15 +41,36 @@ class Axis:
     piece: int = 0
     dense: int = 0
     room: int = 0
+    near: int = 0
+    far: int = 0
+    box: int = 0
 
     def cut(self, inner: int) -> tuple[Axis, Axis]:
         """The axis as two, the inner one of `inner` steps."""
         steps = (self.src, self.dst, self.row, self.col, self.piece, self.dense, self.room)
-        return Axis(self.ext // inner, *(inner * s for s in steps)), replace(self, ext=inner)
+        scales = (self.near, self.far, self.box)
+        return Axis(self.ext // inner, *(inner * s for s in (*steps, *scales))), replace(self, ext=inner)
 
     def step(self, side: SideName) -> int:
         """Elements on that side."""
         return self.src if side == "src" else self.dst
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Scales that elements have on the way: the source's multiply them, the target's are made and divide them.
+
+    near        whether the source has some
+    made        how those of the target are stored, None where none are made
+    near_steps, far_steps    of each loop: numbers of scales that one step counts, of the source and of the target
+    within      so many pieces in a row share all of their target's scales
+    """
+
+    near: bool
+    made: str | None
+    near_steps: tuple[int, ...]
+    far_steps: tuple[int, ...]
+    within: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,7 @@ class Spec:
     src_channels, dst_channels    how many there are
     src_unit, dst_unit    bytes by which table words count
     wide          whether these take 64 bits
+    scales        what elements are multiplied and divided by, where they have scales
     """
 
     src_codec: CodecInfo
@@ -84,6 +108,7 @@ class Spec:
     src_unit: int
     dst_unit: int
     wide: bool
+    scales: Scales | None = None
 
     def codec(self, side: SideName) -> CodecInfo:
         """Of that side."""
@@ -116,3 +141,18 @@ class Spec:
     def dst_words(self) -> int:
         """The same for its target."""
         return (self.pieces if self.dst_own else 1) * (1 + (self.dst_codec.group > 1))
+
+    @property
+    def scale_words(self) -> int:
+        """The same for the numbers of the first scales of its pieces, of the source and then of the target."""
+        return 0 if self.scales is None else self.pieces * (self.scales.near + (self.scales.made is not None))
+
+    @property
+    def words(self) -> int:
+        """All of them."""
+        return self.src_words + self.dst_words + self.scale_words
+
+    @property
+    def bases(self) -> int:
+        """Addresses of a step: of its channels, and where scales lie on either side."""
+        return self.src_channels + self.dst_channels + (0 if self.scales is None else 2)

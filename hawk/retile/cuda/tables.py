@@ -5,7 +5,7 @@ Steps whose pieces are the same, as layers' are, share their words; only their b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +16,8 @@ from hawk.retile import numpy_core
 from hawk.retile.cuda.bases import bases_of
 from hawk.retile.cuda.bound import Bound, Part, joined
 from hawk.retile.cuda.box import box_of
-from hawk.retile.cuda.spec import VECTOR, Axis, Spec
-from hawk.retile.nests import factor
+from hawk.retile.cuda.sides import Side, alignment, axes_of
+from hawk.retile.cuda.spec import VECTOR, Spec
 from hawk.retile.program import Pieces
 from hawk.retile.rows import RowsStep
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hawk.layouts.compiled import CodecInfo
     from hawk.retile.cpu import Step
     from hawk.retile.cuda.bases import Span
     from hawk.retile.cuda.shelf import Shelf
+    from hawk.retile.cuda.spec import Scales
     from hawk.retile.program import Program
 
     Bools = NDArray[np.bool_]
@@ -45,7 +45,6 @@ NARROW = 1 << 32
 """Words below this take 32 bits, others 64; all bits set are no word."""
 
 _COLUMNS = tuple(f.name for f in fields(Pieces))
-_LARGEST_UNIT = 4096
 
 
 def bind(
@@ -184,31 +183,60 @@ def _part(kind: Kind, others: Pieces | None) -> Part:
         count = 1
     if others is not None:
         pieces, count = _in_turn(pieces, others), 2 * count
+    return in_units(program, pieces, count, bases, src_channels)
+
+
+def in_units(
+    program: Program,
+    pieces: Pieces,
+    count: int,
+    bases: I64,
+    src_channels: int,
+    scales: Scales | None = None,
+    numbers: Sequence[I64] = (),
+) -> Part:
+    """The part whose units are of `count` pieces in a row each.
+
+    scales, numbers    what elements have on the way, and of each piece the number of its first scale, of either side;
+                       behind the bases of channels stand those of scales then, two for each step
+    """
     whole: Bools = np.logical_and.reduce(_whole(program, pieces).reshape(-1, count), axis=1)
-    spec, src, dst = _spec(program, pieces, count, whole, bases, src_channels)
+    channels = bases if scales is None else bases[:, :-2]
+    spec, src, dst = _spec(program, pieces, count, whole, channels, src_channels, scales)
     if spec.fast and not box_of(spec).fast:
         whole = np.zeros_like(whole)
-        spec, src, dst = _spec(program, pieces, count, whole, bases, src_channels)
+        spec, src, dst = _spec(program, pieces, count, whole, channels, src_channels, scales)
     words = [s.words(n) for s, n in ((src, spec.src_channels), (dst, spec.dst_channels))]
-    wide = any(int(w.max(initial=0)) >= NARROW - 1 for w in words)
-    spec = replace(spec, wide=wide)
     partial = ~whole
+    for side in words:
+        side[partial] = -1  # all bits set, which no word has, so that nothing else has to say it
+    table = np.concatenate([*words, *(n.reshape(-1, count) for n in numbers)], axis=1)
+    wide = int(table.max(initial=0)) >= NARROW - 1
     flags = np.where(partial, np.cumsum(partial) - 1, -1).astype(np.int32)
     rows = np.stack([getattr(pieces, name) for name in _COLUMNS], axis=1).reshape(-1, count, len(_COLUMNS))
-    table = np.concatenate(words, axis=1)
-    table[partial] = -1  # all bits set, which no word has, so that nothing else has to say it
     table = table.astype(np.uint64 if wide else np.uint32)
-    return Part(spec, len(whole), len(bases), (bases, table, flags, rows[partial]))
+    return Part(replace(spec, wide=wide), len(whole), len(bases), (bases, table, flags, rows[partial]))
 
 
 def _spec(
-    program: Program, pieces: Pieces, count: int, whole: Bools, bases: I64, src_channels: int
-) -> tuple[Spec, _Side, _Side]:
+    program: Program,
+    pieces: Pieces,
+    count: int,
+    whole: Bools,
+    bases: I64,
+    src_channels: int,
+    scales: Scales | None,
+) -> tuple[Spec, Side, Side]:
     """What to compile when these units are moved in vectors, and where they lie on both sides."""
-    src = _Side.of(program.src_codec, program.src_elements, pieces, "src", count, whole)
-    dst = _Side.of(program.dst_codec, program.dst_elements, pieces, "dst", count, whole)
-    axes = _axes(src, dst, count)
-    aligned = [_alignment(bases[:, :src_channels], src), _alignment(bases[:, src_channels:], dst)]
+    within = 1 if scales is None else scales.within
+    for patterns in (True, False):
+        src = Side.of(program.src_codec, program.src_elements, pieces, "src", count, whole, patterns)
+        dst = Side.of(program.dst_codec, program.dst_elements, pieces, "dst", count, whole, patterns)
+        axes = axes_of(src, dst, count, within)
+        if axes is not None:
+            break
+    assert axes is not None
+    aligned = [alignment(bases[:, :src_channels], src), alignment(bases[:, src_channels:], dst)]
     spec = Spec(
         src_codec=program.src_codec,
         dst_codec=program.dst_codec,
@@ -228,6 +256,7 @@ def _spec(
         src_unit=src.unit,
         dst_unit=dst.unit,
         wide=False,
+        scales=scales,
     )
     return spec, src, dst
 
@@ -289,65 +318,3 @@ def _whole(program: Program, pieces: Pieces) -> Bools:
     found: Bools = (pieces.lo <= 0) & (pieces.hi > row) & (pieces.cols > col)
     found &= pieces.src_start % group == 0
     return found
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Where whole units lie on one side.
-
-    channel, at, shared    per unit and piece, and only the first where all lie alike; bytes in the channel
-    own        whether each piece has its own
-    pattern    of a unit's pieces, elements from the first; None with `own`
-    unit       bytes that divide all of these
-    """
-
-    codec: CodecInfo
-    whole: Bools
-    channel: I64
-    at: I64
-    shared: I64
-    own: bool
-    pattern: I64 | None
-    unit: int
-
-    @classmethod
-    def of(
-        cls, codec: CodecInfo, elements: int, pieces: Pieces, side: str, count: int, whole: Bools
-    ) -> _Side:
-        channel, page, start = (
-            getattr(pieces, f"{side}_{name}").reshape(-1, count)[whole]
-            for name in ("channel", "page", "start")
-        )
-        at = page + codec.header_bytes(elements) + start * codec.bits // 8
-        shared = page + start // codec.group if codec.group > 1 else at[:0]
-        pattern = None
-        if len(at) and codec.group == 1 and (channel == channel[:, :1]).all():
-            lies = at - at[:, :1]
-            width = codec.bits // 8
-            if (lies == lies[0]).all() and (lies[0] % width == 0).all() and (np.diff(lies[0]) > 0).all():
-                pattern, at, channel = lies[0] // width, at[:, :1], channel[:, :1]
-        unit = gcd(_LARGEST_UNIT, int(np.gcd.reduce(at.ravel())), int(np.gcd.reduce(shared.ravel())))
-        return cls(codec, whole, channel, at, shared, pattern is None, pattern, unit)
-
-    def words(self, channels: int) -> I64:
-        """Words of all units, `int64[units, words]`; of those that are not whole 0."""
-        bits = (channels - 1).bit_length()
-        each = [self.at, self.shared] if self.codec.group > 1 else [self.at]
-        found = np.stack([a // self.unit << bits | self.channel for a in each], axis=-1)
-        out = np.zeros((len(self.whole), self.at.shape[1] * len(each)), np.int64)
-        out[self.whole] = found.reshape(len(found), out.shape[1])
-        return out
-
-
-def _axes(src: _Side, dst: _Side, count: int) -> tuple[Axis, ...]:
-    """The pieces of a unit as axes with the steps of the sides that have a pattern."""
-    number = np.arange(count, dtype=np.int64)
-    steps = np.stack([number if side.pattern is None else side.pattern for side in (src, dst)], axis=1)
-    loops = factor(steps, 1) or []
-    return tuple(Axis(p.ext, 0 if src.own else p.src, 0 if dst.own else p.dst, piece=p.col) for p in loops)
-
-
-def _alignment(bases: I64, side: _Side) -> tuple[int, int]:
-    """What divides all addresses of elements, and of what groups share, up to `VECTOR`."""
-    base = gcd(VECTOR, int(np.gcd.reduce(bases.ravel())))
-    return gcd(base, int(np.gcd.reduce(side.at.ravel()))), gcd(base, int(np.gcd.reduce(side.shared.ravel())))

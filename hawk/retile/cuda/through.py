@@ -16,9 +16,11 @@ import numpy as np
 from hawk.retile import scaling
 from hawk.retile.cuda import source
 from hawk.retile.cuda.bases import Span
+from hawk.retile.cuda.bound import joined
 from hawk.retile.cuda.spec import THREADS
-from hawk.retile.cuda.tables import bind
-from hawk.retile.rows import RowsStep
+from hawk.retile.cuda.straight import sorted_out
+from hawk.retile.cuda.tables import MAX_PARTS, bind
+from hawk.retile.rows import Direct, RowsStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hawk.retile.cpu import Step
-    from hawk.retile.cuda.bound import Bound
+    from hawk.retile.cuda.bound import Bound, Part
     from hawk.retile.cuda.recipes import Recipes
     from hawk.retile.cuda.shelf import Shelf
-    from hawk.retile.program import Pieces, Program
+    from hawk.retile.cuda.straight import Straight
     from hawk.retile.rows import Tensor
 
 ROOM = 64 << 20
@@ -67,6 +69,7 @@ def text(under: str | None = None) -> str:
             "#define BLOCKS 1",
             source.header("device.h") if under is None else under,
             source.header("codecs.h"),
+            source.header("scales.h"),
             f"enum {{ {', '.join(names)} }};",
             source.header("rows.h"),
         ]
@@ -103,11 +106,12 @@ class Between:
 
 
 class Stage(NamedTuple):
-    """A launch, and whether it reads the source and writes the arena; else it does so with the rows."""
+    """A launch: whether it reads the source, writes the arena, and does either with rows."""
 
     bound: Bound | Between
     source: bool
     target: bool
+    rows: bool = False
 
 
 def stages(
@@ -129,31 +133,55 @@ def stages(
     if recipes is not None and lies is not None:
         return [Stage(bound, True, True) for bound in recipes.bind(steps, lies, regions, arena, shelf)]
     plain: list[Step] = []
-    through: list[_Placed] = []
+    rows: list[RowsStep] = []
     for step in steps:
         if isinstance(step, RowsStep):
-            through.append(_Placed.of(step))
+            rows.append(step)
         else:
             plain.append(step)
     found = [Stage(bound, True, True) for bound in bind(plain, regions, arena, shelf)]
-    if not through:
+    if not rows:
         return found
-    groups = list(_groups(through))
-    lent = room(max(sum(one.nbytes for one in group) for group in groups))
+    straight, left = sorted_out(rows, regions, arena, shelf)
+    groups = list(_groups([_Placed.of(step) for step in left]))
+    beside = [_Placed.of(step, scales=True) for one in straight for step in one.steps]
+    lent = room(max(sum(one.nbytes for one in group) for group in (beside, *groups)))
+    if straight:
+        found += _straight(straight, beside, regions, arena, lent, shelf)
     for group in groups:
         found += _group(group, regions, arena, lent, shelf)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A pass as `bind` takes steps."""
-
-    program: Program
-    pieces: Pieces
-    src_region: tuple[int, ...]
-    src_offset: tuple[int, ...]
-    dst_offset: tuple[int, ...]
+def _straight(
+    straight: list[Straight],
+    beside: list[_Placed],
+    regions: Sequence[Span],
+    arena: Span,
+    lent: Span,
+    shelf: Shelf[Any] | None,
+) -> list[Stage]:
+    """Scales into rows, elements to where they belong, the scales that were made out of rows."""
+    at = 0
+    lying = []
+    for placed in beside:
+        lying.append(placed.moved(at))
+        at += placed.nbytes
+    parts: list[Part] = []
+    left = iter(lying)
+    for one in straight:
+        places = [next(left) for _ in one.steps]
+        near, far = (
+            [lent.address + max(side[0][1], 0) for side in sides]
+            for sides in ([p.reads for p in places], [p.writes for p in places])
+        )
+        parts += one.placed(near, far)
+    taken, given = _moves(lying, scales=True)
+    return [
+        *(Stage(bound, True, False, True) for bound in bind(taken, regions, lent, shelf)),
+        *(Stage(joined(parts[i : i + MAX_PARTS]), True, True, True) for i in range(0, len(parts), MAX_PARTS)),
+        *(Stage(bound, False, True, True) for bound in bind(given, [lent], arena, shelf)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +194,14 @@ class _Placed:
     nbytes: int
 
     @classmethod
-    def of(cls, step: RowsStep) -> _Placed:
+    def of(cls, step: RowsStep, *, scales: bool = False) -> _Placed:
+        """With `scales` of these alone."""
         at, sides = 0, []
         for tensors in (step.reads, step.writes):
             places = []
             for tensor in tensors:
                 two = []
-                for one in (tensor, tensor.scales):
+                for one in (None if scales else tensor, tensor.scales):
                     two.append(-1 if one is None else at)
                     at += 0 if one is None else -(-one.blocks * one.rows.page_stride // _ALIGN) * _ALIGN
                 places.append((two[0], two[1]))
@@ -189,6 +218,8 @@ class _Placed:
 
 def _groups(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     """As many steps at a time as there is room for, one behind the other."""
+    if not placed:
+        return
     group: list[_Placed] = []
     used = 0
     for one in placed:
@@ -203,25 +234,34 @@ def _groups(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
 def _group(
     group: list[_Placed], regions: Sequence[Span], arena: Span, lent: Span, shelf: Shelf[Any] | None
 ) -> list[Stage]:
-    taken, given = [], []
-    for placed in group:
-        for tensor, at in _each(placed.step.reads, placed.reads):
-            taken += [_Move(p.program, p.pieces, p.region, p.offset, (at,)) for p in tensor.passes]
-        for tensor, at in _each(placed.step.writes, placed.writes):
-            given += [_Move(p.program, p.pieces, (0,), (at,), p.offset) for p in tensor.passes]
+    taken, given = _moves(group)
     return [
-        *(Stage(bound, True, False) for bound in bind(taken, regions, lent, shelf)),
-        *(Stage(between, False, False) for between in _between(group, lent)),
-        *(Stage(bound, False, True) for bound in bind(given, [lent], arena, shelf)),
+        *(Stage(bound, True, False, True) for bound in bind(taken, regions, lent, shelf)),
+        *(Stage(between, False, False, True) for between in _between(group, lent)),
+        *(Stage(bound, False, True, True) for bound in bind(given, [lent], arena, shelf)),
     ]
 
 
-def _each(tensors: Sequence[Tensor], places: Sequence[tuple[int, int]]) -> Iterator[tuple[Tensor, int]]:
-    """Tensors and their scales, with their places."""
-    for tensor, (at, scales) in zip(tensors, places, strict=True):
-        yield tensor, at
+def _moves(group: list[_Placed], *, scales: bool = False) -> tuple[list[Direct], list[Direct]]:
+    """The passes into rows and out of them, of scales alone or of all tensors."""
+    taken, given = [], []
+    for placed in group:
+        for tensor, at in _each(placed.step.reads, placed.reads, scales=scales):
+            taken += [Direct(p.program, p.pieces, p.region, p.offset, (at,)) for p in tensor.passes]
+        for tensor, at in _each(placed.step.writes, placed.writes, scales=scales):
+            given += [Direct(p.program, p.pieces, (0,), (at,), p.offset) for p in tensor.passes]
+    return taken, given
+
+
+def _each(
+    tensors: Sequence[Tensor], places: Sequence[tuple[int, int]], *, scales: bool
+) -> Iterator[tuple[Tensor, int]]:
+    """Tensors and their scales, or these alone, with their places."""
+    for tensor, (at, beside) in zip(tensors, places, strict=True):
+        if not scales:
+            yield tensor, at
         if tensor.scales is not None:
-            yield tensor.scales, scales
+            yield tensor.scales, beside
 
 
 def _between(group: list[_Placed], lent: Span) -> list[Between]:

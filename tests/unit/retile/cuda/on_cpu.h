@@ -21,9 +21,9 @@ typedef int64_t i64;
 static u32 seed;
 static i64 faults;
 
-/* What may be touched: the target first, then what is only read, then shared memory. */
+/* What may be touched: what is written, `outs` of it, then what is read, then shared memory. */
 static struct { u64 begin, end; } given[256];
-static u32 givens;
+static u32 givens, outs;
 
 static int allowed(u64 at, u64 n, u32 first, u32 last)
 {
@@ -75,6 +75,7 @@ FN u64 DOUBLE_BITS(double d) { u64 x; memcpy(&x, &d, 8); return x; }
 #define OVER(a, b) ((a) / (b))
 #define WIDENED(real) ((double)(real))
 #define NARROWED(real) ((float)(real))
+#define FUSED(a, b, c) __builtin_fmaf(a, b, c)
 #define TIMES_PLUS(a, b, c) ((a) * (b) + (c)) /* where the product is exact, as it is wherever this stands */
 
 static inline u32 PERMUTE(u32 a, u32 b, u32 which)
@@ -105,8 +106,8 @@ static inline u32 LARGER_HALVES(u32 a, u32 b)
             memcpy((void *)at, t, N);                                                                                    \
     }
 #define WIDTH(N)                                                                                                         \
-    READ(load##N, u64, N, 1, givens - 1)                                                                                 \
-    WRITE(store##N, u64, N, 0, 1)                                                                                        \
+    READ(load##N, u64, N, outs, givens - 1)                                                                              \
+    WRITE(store##N, u64, N, 0, outs)                                                                                       \
     READ(get##N, const u8 *, N, givens - 1, givens)                                                                      \
     WRITE(put##N, u8 *, N, givens - 1, givens)
 WIDTH(16)
@@ -114,6 +115,12 @@ WIDTH(8)
 WIDTH(4)
 WIDTH(2)
 WIDTH(1)
+FN u32 kept4(u64 at)
+{
+    u32 t;
+    load4(&t, at);
+    return t;
+}
 #define GET_ADDRESS(at) (*(const u64 *)(at))
 #define PUT_ADDRESS(at, value) (*(u64 *)(at) = (value))
 #define TABLE(type, at) ((const type *)(at))

@@ -14,11 +14,11 @@ from hawk.retile.cuda.through import stages
 
 HEADER = Path(__file__).with_name("on_cpu.h").read_text()
 RUN = """
-i64 run(const struct args *a, u32 blocks, u32 start, u32 shared_bytes, const u64 *spans, u32 count)
+i64 run(const struct args *a, u32 blocks, u32 start, u32 shared_bytes, const u64 *spans, u32 count, u32 written)
 {
     u32 *order = malloc(blocks * sizeof *order + 1);
     u8 *shared = aligned_alloc(64, (shared_bytes + 63) / 64 * 64);
-    seed = start, faults = 0, givens = 0;
+    seed = start, faults = 0, givens = 0, outs = written;
     for (u32 i = 0; i < count; i++)
         given[givens].begin = spans[2 * i], given[givens++].end = spans[2 * i] + spans[2 * i + 1];
     given[givens].begin = (u64)shared, given[givens++].end = (u64)shared + shared_bytes;
@@ -73,6 +73,7 @@ class Kernels:
                 "-o",
                 made,
                 name.with_suffix(".c"),
+                "-lm",
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[:4000]
@@ -80,9 +81,10 @@ class Kernels:
             self.known[text].restype = ctypes.c_int64
         return self.known[text]
 
-    def launch(self, bound, regions, arena, seed=1):
+    def launch(self, bound, regions, written, seed=1):
         """One launch, as a GPU would carry it out; the number of accesses that it should not have made."""
-        spans = np.array([span(array) for array in (arena, *regions)], np.uint64)
+        written = written if isinstance(written, list) else [written]
+        spans = np.array([span(array) for array in (*written, *regions)], np.uint64)
         table = aligned(len(bound.table), 0)
         table[:] = bound.table
         arguments = np.concatenate(
@@ -96,6 +98,7 @@ class Kernels:
             ctypes.c_uint32(bound.shared_bytes),
             ctypes.c_void_p(spans.ctypes.data),
             ctypes.c_uint32(len(spans)),
+            ctypes.c_uint32(len(written)),
         )
 
     def run(self, steps, regions, arena, seed=1):
@@ -111,4 +114,11 @@ class Kernels:
             return span(rows[0])
 
         found = stages(steps, [span(r) for r in regions], span(arena), room, shelf, recipes)
-        return [(s.bound, regions if s.source else rows, arena if s.target else rows[0]) for s in found]
+        return [
+            (
+                s.bound,
+                [*(regions if s.source else ()), *(rows if s.rows else ())],
+                [*([arena] if s.target else ()), *(rows if s.rows else ())],
+            )
+            for s in found
+        ]
