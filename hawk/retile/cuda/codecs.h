@@ -149,17 +149,48 @@ FN u32 code_bfp(u32 x, u32 most, u32 bits)
     return m | (m ? x >> 31 << keep : 0);
 }
 
+/* Magnitudes m, each the lowest byte of a number, and signs in the highest bits of x: four codes.  2^keep saturates, and 0
+ * has no sign. */
+FN u32 four_bfp(const u32 *m, const u32 *x, u32 bits)
+{
+    u32 four = PERMUTE(PERMUTE(m[0], m[1], 0x0040), PERMUTE(m[2], m[3], 0x0040), 0x5410);
+    four -= four >> (bits - 1) & 0x01010101;
+    u32 sign = PERMUTE(PERMUTE(x[0], x[1], 0x0073), PERMUTE(x[2], x[3], 0x0073), 0x5410);
+    return four | (sign & (four + 0x7f7f7f7f) & 0x80808080) >> (8 - bits);
+}
+
+/* What is shifted out of 24 bits counts for nothing; what is left times a power of two is rounded off by adding 2^23.  So
+ * where no value comes near the ends of binary32. */
 FN u32 group_bfp(const u32 *x, u32 *out, u32 bits)
 {
-    const u32 per = 32 / bits;
+    const u32 per = 32 / bits, keep = bits - 1;
     u32 most = 0;
-    UNROLL for (u32 k = 0; k < 16; k++)
-    {
-        u32 e = x[k] >> 23 & 0xff;
-        most = e > most ? e : most;
+    UNROLL for (u32 k = 0; k < 16; k++) most = (x[k] & 0x7f800000) > most ? x[k] & 0x7f800000 : most;
+    most >>= 23;
+    if (most < 16 || most == 255) {
+        UNROLL for (u32 j = 0; j < 16 / per; j++) out[j] = 0;
+        UNROLL for (u32 k = 0; k < 16; k++) out[k / per] |= code_bfp(x[k], most, bits) << k % per * bits;
+        return most;
     }
-    UNROLL for (u32 j = 0; j < 16 / per; j++) out[j] = 0;
-    UNROLL for (u32 k = 0; k < 16; k++) out[k / per] |= code_bfp(x[k], most, bits) << k % per * bits;
+    const float by = TO_FLOAT((253 + keep - most) << 23);
+    u32 four[4];
+    UNROLL for (u32 j = 0; j < 4; j++)
+    {
+        u32 m[4];
+        UNROLL for (u32 k = 0; k < 4; k++)
+        {
+            u32 v = x[4 * j + k];
+            v &= SHIFTED_UP(0x7fffffff, most - (v >> 23 & 0xff));
+            m[k] = TO_BITS(TIMES_PLUS(TO_FLOAT(v & 0x7fffffff), by, 8388608.0f));
+        }
+        four[j] = four_bfp(m, x + 4 * j, bits);
+    }
+    if (bits == 8) {
+        UNROLL for (u32 j = 0; j < 4; j++) out[j] = four[j];
+    } else {
+        UNROLL for (u32 j = 0; j < 4; j++) four[j] |= four[j] >> 4;
+        out[0] = PERMUTE(four[0], four[1], 0x6420), out[1] = PERMUTE(four[2], four[3], 0x6420);
+    }
     return most;
 }
 FN u32 group_bfp8_b(const u32 *x, u32 *out) { return group_bfp(x, out, 8); }

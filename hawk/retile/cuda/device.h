@@ -40,6 +40,7 @@ typedef long long i64;
 #define WIDENED(real) widened(real)
 #define NARROWED(real) narrowed(real)
 #define TIMES_PLUS(a, b, c) __fmaf_rn(a, b, c)
+#define SHIFTED_UP(x, by) shifted_up(x, by)
 #define FUSED(a, b, c) fused(a, b, c)
 #define PERMUTE(a, b, which) __byte_perm(a, b, which)
 #define LARGER_HALVES(a, b) __vmaxu2(a, b)
@@ -62,6 +63,13 @@ FN float fused(float a, float b, float c)
     float d;
     asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
     return d;
+}
+/* By 32 and more too, which leaves 0. */
+FN u32 shifted_up(u32 x, u32 by)
+{
+    u32 found;
+    asm("shl.b32 %0, %1, %2;" : "=r"(found) : "r"(x), "r"(by));
+    return found;
 }
 FN double widened(float a)
 {

@@ -75,6 +75,7 @@ FN u64 DOUBLE_BITS(double d) { u64 x; memcpy(&x, &d, 8); return x; }
 #define OVER(a, b) ((a) / (b))
 #define WIDENED(real) ((double)(real))
 #define NARROWED(real) ((float)(real))
+#define SHIFTED_UP(x, by) ((by) < 32 ? (u32)(x) << (by) : 0)
 #define FUSED(a, b, c) __builtin_fmaf(a, b, c)
 #define TIMES_PLUS(a, b, c) ((a) * (b) + (c)) /* where the product is exact, as it is wherever this stands */
 

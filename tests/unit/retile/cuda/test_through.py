@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,8 +46,8 @@ def ordinary(rng: np.random.Generator, regions: list[np.ndarray]) -> None:
         region[:] = rng.integers(0, 256, len(region), np.uint8)
 
 
-def both(kernels, src, dst, *, token=0, tokens=scaled.TOKENS, seed=0):
-    """The arena as processors write it, and as kernels do."""
+def both(kernels, src, dst, *, token=0, tokens=scaled.TOKENS, seed=0, straight=True, fill=ordinary):
+    """The arena as processors write it, and as kernels do; without `straight` all goes through rows."""
     rng = np.random.default_rng(seed)
     size = dst.shape.block_size
     first, last = token // size, -(-(token + tokens) // size)
@@ -54,9 +56,11 @@ def both(kernels, src, dst, *, token=0, tokens=scaled.TOKENS, seed=0):
     chunk = Chunk(layer=0, layers=dst.shape.layers, block=first, blocks=last - first)
     target = target_chunk(dst, blocks[1], selection, chunk)
     regions = [aligned(nbytes, 0) for nbytes in src.buffer_bytes for _ in range(src.channels)]
-    ordinary(rng, regions)
+    fill(rng, regions)
     steps = list(retile_steps(src, blocks[0], moving.placement(src), target, blocks[1]))
     assert any(isinstance(step, RowsStep) for step in steps)
+    if not straight:
+        steps = [replace(step, direct=None) if isinstance(step, RowsStep) else step for step in steps]
     want, got = aligned(target.nbytes, 0x5A), aligned(target.nbytes, 0x5A)
     for step in steps:
         cpu.run_step(step, regions, want)
@@ -74,11 +78,12 @@ def pair(before, a, after, b):
     return src, scaled.layout(after, b, more="" if "page" in before else scaled.SEVEN).compile(scaled.FAR)
 
 
+@pytest.mark.parametrize("straight", [True, False])
 @pytest.mark.parametrize(("before", "a", "after", "b"), MADE)
-def test_scales_made_anew(before, a, after, b, kernels):
+def test_scales_made_anew(before, a, after, b, straight, kernels):
     src, dst = pair(before, a, after, b)
     assert [w.rules for w in ways(src, dst, None)] == [("made",)]
-    check(kernels, src, dst, token=6, tokens=scaled.TOKENS - 6)
+    check(kernels, src, dst, token=6, tokens=scaled.TOKENS - 6, straight=straight)
 
 
 @pytest.mark.parametrize(("before", "codec", "after"), SPREAD)
@@ -95,9 +100,10 @@ def test_scales_of_a_whole_cache(before, a, after, b, kernels):
     check(kernels, src, dst)
 
 
+@pytest.mark.parametrize("straight", [True, False])
 @pytest.mark.parametrize(("before", "a", "after", "b"), LEFT)
-def test_values_leave_their_scales(before, a, after, b, kernels):
-    check(kernels, *pair(before, a, after, b))
+def test_values_leave_their_scales(before, a, after, b, straight, kernels):
+    check(kernels, *pair(before, a, after, b), straight=straight)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp8_e5m2"])
@@ -117,7 +123,7 @@ def test_groups_meet_beside_steps_without_rows(kernels):
 
 
 def test_rows_of_several_steps_share_what_room_there_is(kernels, monkeypatch):
-    src, dst = pair(scaled.TOKEN, "fp8_e4m3fn", scaled.GROUPS, "int8")
+    src, dst = pair(scaled.HEAD, "fp8_e4m3fn", scaled.TENSOR, "int8")
     lent = []
 
     def counted(steps, regions, arena, room, shelf=None, recipes=None):
@@ -145,5 +151,5 @@ def test_a_launch_between_needs_its_barriers(kernels):
         kernels.folder,
         lambda text: text.replace("BARRIER\n{\n    PLACE\n    decide", "{\n    PLACE\n    decide"),
     )
-    want, got = both(broken, src, dst)
+    want, got = both(broken, src, dst, straight=False)
     assert not np.array_equal(got, want)
