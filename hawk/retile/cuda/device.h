@@ -15,6 +15,7 @@ typedef long long i64;
 #define SLOW static __device__ __noinline__
 #define UNROLL _Pragma("unroll")
 #define SOME _Pragma("unroll 2")
+#define FEW _Pragma("unroll 4")
 
 #define KERNEL(NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(__VA_ARGS__)
 #define PHASES(ROOM)                                                                                                     \

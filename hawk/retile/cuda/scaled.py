@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     I64 = NDArray[np.int64]
 
+MADE_BYTES = 2 * UNIT_BYTES
+"""Source bytes of a unit whose scales are made: threads wait three times for each other, with more to do between."""
+
 MOST_BYTES = 32 << 10
 """Source bytes of a unit that has to be large: several blocks of threads shall still share a processor's memory."""
 
@@ -248,8 +251,9 @@ class _Cut:
 
     def ready(self, within: tuple[int, ...], far: Tensor | None) -> Ready | None:
         """In units that hold all of the axes `within`; None where these are too large."""
+        most = UNIT_BYTES if far is None else MADE_BYTES
         together = prod(self.columns["lo"].shape[axis] for axis in within)
-        while self.nbytes * together > UNIT_BYTES and self._cut(UNIT_BYTES // together):
+        while self.nbytes * together > most and self._cut(most // together):
             pass
         if far is not None and self.nbytes * together > MOST_BYTES:
             return None
@@ -261,7 +265,7 @@ class _Cut:
         first = (..., *(slice(1) for _ in within))
         if far is not None and (numbers["far"] != numbers["far"][first]).any():
             return None
-        count = together * _more(columns["lo"].shape[1 : len(across)], UNIT_BYTES // (self.nbytes * together))
+        count = together * _more(columns["lo"].shape[1 : len(across)], most // (self.nbytes * together))
         return Ready(
             program=replace(self.program, loops=tuple(self.loops)),
             pieces=Pieces(**{name: np.ascontiguousarray(a).ravel() for name, a in columns.items()}),

@@ -8,8 +8,8 @@ FN u32 quiet(u32 x, u32 y, u32 found)
     if ((y & 0x7fffffff) > nan) return y | 0x400000;
     return (found & 0x7fffffff) > nan ? 0xffc00000 : found;
 }
-FN u32 product(u32 x, u32 y) { return quiet(x, y, TO_BITS(TIMES(TO_FLOAT(x), TO_FLOAT(y)))); }
-FN u32 quotient(u32 x, u32 y) { return quiet(x, y, TO_BITS(OVER(TO_FLOAT(x), TO_FLOAT(y)))); }
+SLOW u32 product(u32 x, u32 y) { return quiet(x, y, TO_BITS(TIMES(TO_FLOAT(x), TO_FLOAT(y)))); }
+SLOW u32 quotient(u32 x, u32 y) { return quiet(x, y, TO_BITS(OVER(TO_FLOAT(x), TO_FLOAT(y)))); }
 
 FN u32 is_finite(u32 x) { return (x & 0x7f800000) != 0x7f800000; }
 
@@ -58,12 +58,40 @@ FN u32 either(u32 a, u32 b)
     return (x > y ? x : y) | ((a | b) & 0x80000000);
 }
 
+/* The larger of what was found and of another value, where that is finite. */
+FN u32 counted(u32 found, u32 x) { return either(found, is_finite(x) ? x & 0x7fffffff : 0x80000000); }
+
+/* -- values of codes that are finite numbers, `up` bits below the highest of a word -- */
+
+FN u32 any_nan_e4m3(const u32 *w, u32 n)
+{
+    u32 found = 0;
+    UNROLL for (u32 k = 0; k < n; k++) found |= (w[k] & 0x7f7f7f7f) + 0x01010101;
+    return found & 0x80808080;
+}
+FN u32 any_special_e5m2(const u32 *w, u32 n)
+{
+    u32 found = 0;
+    UNROLL for (u32 k = 0; k < n; k++) found |= (w[k] & 0x7f7f7f7f) + 0x04040404;
+    return found & 0x80808080;
+}
+/* The code's exponent and mantissa stand where those of binary32 do: what is left is a power of two, 2^120 and 2^112. */
+FN u32 quick_fp8_e4m3fn(u32 w, u32 up)
+{
+    return TO_BITS(TIMES(TO_FLOAT((u32)((i32)(w << up) >> 4) & 0x87f00000), TO_FLOAT(0x7b800000)));
+}
+FN u32 quick_fp8_e5m2(u32 w, u32 up)
+{
+    return TO_BITS(TIMES(TO_FLOAT((u32)((i32)(w << up) >> 3) & 0x8fe00000), TO_FLOAT(0x77800000)));
+}
+
 /* -- scales made -- */
 
-/* The scale as its type holds it, of the largest magnitude under it; `most` is the largest number of the codec. */
-FN u32 scale_of(u32 size, u64 most, u32 kind, u32 least, u32 greatest)
+/* The scale as its type holds it, of the largest magnitude under it; `most` is the largest number of the codec.  The
+ * quotient by way of binary64, as it is defined, is the same: 53 bits are more than twice 24 and two. */
+FN u32 scale_of(u32 size, float most, u32 kind, u32 least, u32 greatest)
 {
-    u32 bits = TO_BITS(size ? NARROWED(WIDENED(TO_FLOAT(size)) / TO_DOUBLE(most)) : 1.0f);
+    u32 bits = TO_BITS(size ? OVER(TO_FLOAT(size), most) : 1.0f);
     if (kind == 1) bits = value_bf16(code_bf16(bits));
     if (kind == 2) bits = value_fp16(code_fp16(bits));
     bits = bits > least ? bits : least;
@@ -89,6 +117,8 @@ FN u32 quick_quotient(u32 x, u32 y, u32 by)
     q = FUSED(FUSED(b, q, a), r, q);
     return TO_BITS(FUSED(FUSED(b, q, a), r, q));
 }
+
+FN u32 signed_quotient(u32 x, u32 y, u32 by) { return quick_quotient(x, y, by) | (x & 0x80000000); }
 
 /* The nearest whole number to x, ties to even, in the lowest bits: for magnitudes below 2^22. */
 FN u32 whole(u32 x) { return TO_BITS(TO_FLOAT(x) + 12582912.0f); }

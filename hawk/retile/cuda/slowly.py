@@ -42,10 +42,10 @@ def slow(i: int, box: Box) -> str:
         "const u32 valid = row < hi && col < cols;",
         "if (k == 0) into = LOOK(p + 5) + d, taken = start + s;",
         "whole = whole && valid && start + s == taken + k;",
-        f"x[k] = valid ? {_scaled(spec, _read(spec, same))} : 0;",
+        f"x[k] = valid ? {_scaled(i, spec, _read(spec, same or spec.scales is not None))} : 0;",
         "}",
         "if (whole == 2) continue;",
-        *(_write_group(spec, same) if group > 1 else _write_one(dst, same)),
+        *(_write_group(spec, same) if group > 1 else _write_one(dst, same or _is_made(spec))),
         "}",
     ]
     body = "\n".join(f"    {line}" for line in lines)
@@ -93,11 +93,17 @@ def _scales(i: int, box: Box) -> list[str]:
     return lines
 
 
-def _scaled(spec: Spec, found: str) -> str:
-    """A value under the scales of both sides."""
-    if spec.scales is not None and spec.scales.near:
-        found = f"product({found}, near)"
-    return found if spec.scales is None or spec.scales.made is None else f"quotient({found}, far)"
+def _scaled(i: int, spec: Spec, found: str) -> str:
+    """What is made of an element's bits under the scales of both sides: its code where the target's are made."""
+    scales = spec.scales
+    if scales is None:
+        return found
+    near = "near" if scales.near else "0"
+    return f"code_{i}({found}, {near}, far)" if scales.made is not None else f"value_{i}({found}, {near})"
+
+
+def _is_made(spec: Spec) -> bool:
+    return spec.scales is not None and spec.scales.made is not None
 
 
 def _read(spec: Spec, same: bool) -> str:

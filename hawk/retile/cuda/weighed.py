@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.retile import scaling
-from hawk.retile.cuda.moves import At, encoded, loads, moved, packed, value
+from hawk.retile.cuda.moves import At, code, encoded, factor_bits, loads, moved, packed, value
 from hawk.retile.cuda.spec import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hawk.layouts.compiled import CodecInfo
     from hawk.retile.cuda.box import Box, Vector
-    from hawk.retile.cuda.spec import Axis
+    from hawk.retile.cuda.spec import Axis, Spec
 
 _KINDS = {"fp32": 0, "bf16": 1, "fp16": 2}
 _NOT_FINITE = {
@@ -26,6 +27,9 @@ _NOT_FINITE = {
     "int8": 0x100,
 }
 """The least magnitude of a code that is no finite number."""
+
+_SPECIAL = {"fp8_e4m3fn": "any_nan_e4m3", "fp8_e5m2": "any_special_e5m2"}
+"""What tells whether words hold codes that are no finite numbers, where values of the others are quickly made."""
 
 _REACH = {"int8": "127.4f"}
 """Quotients up to which a codec needs no looking for its ends."""
@@ -63,8 +67,24 @@ FN u32 near_{i}(struct place q, u32 piece, u32 more)
     return kept4((u64)LOOK(q.base + {channels}) + 4 * ((u64)LOOK(TABLE({word}, q.words) + {first}u + piece) + more));
 }}""")
         first += spec.pieces
+    parts.append(_one(i, spec))
     if spec.scales.made is not None:
         parts += [slow_look(i, box), _look(i, box), _decide(i, box, word, first, channels)]
+    return "\n".join(parts)
+
+
+def _one(i: int, spec: Spec) -> str:
+    """The functions `value_i`, of an element under the source's scale, and `code_i` of that under the target's.
+
+    They do for whatever comes, and are called where something out of the ordinary does.
+    """
+    assert spec.scales is not None
+    found = value(spec.src_codec, At("code", 0))
+    lines = [f"return product({found}, scale);" if spec.scales.near else f"(void)scale; return {found};"]
+    parts = [_function(f"SLOW u32 value_{i}(u32 code, u32 scale)", lines)]
+    if spec.scales.made is not None:
+        result = encoded(spec.dst_codec, f"quotient(value_{i}(code, near), far)")
+        parts.append(_function(f"SLOW u32 code_{i}(u32 code, u32 near, u32 far)", [f"return {result};"]))
     return "\n".join(parts)
 
 
@@ -83,38 +103,53 @@ def _look(i: int, box: Box) -> str:
     apart, names = digits(found.outer, "v")
     more, elements = loads(box, found, "at")
     words = moved(elements, codec.bits)
-    values = ", ".join(value(codec, e) for e in elements)
     near = spec.scales is not None and spec.scales.near
-    times = (lambda x: f"product({x}, scale)") if near else (lambda x: x)
+    largest = value(codec, At("m", 0))
+    if near:
+        largest = f"TO_BITS(TIMES(TO_FLOAT({largest}), TO_FLOAT(scale)))"
     piece, steps = (total(names, [getattr(a, n) for a in found.outer]) for n in ("piece", "near"))
     each = found.count // box.boxes
-    lines = [
-        f"if (q.partial) {{ slow_look_{i}(q, thread, room); return; }}",
-        f"for (u32 box = thread / {lanes}u; box < {box.boxes}u; box += {THREADS // lanes}u) {{",
-        "u32 most = 0;",
-        f"for (u32 k = thread % {lanes}u; k < {each}u; k += {lanes}u) {{",
+    load = [
         f"const u32 v = box * {each}u + k;",
         *apart,
         f"const u8 *at = room + ({total(names, [a.room for a in found.outer])}) / 8;",
         *more,
         *([f"const u32 scale = near_{i}(q, {piece}, {steps});"] if near else []),
+    ]
+    again = [
+        "(void)q;",
+        "u32 size = 0;",
+        f"for (u32 k = lane; k < {each}u; k += {lanes}u) {{",
+        *load,
+        *(
+            f"size = counted(size, value_{i}({code(e, codec.bits)}, {'scale' if near else '0'}));"
+            for e in elements
+        ),
+        "}",
+        "return size;",
+    ]
+    lines = [
+        f"if (q.partial) {{ slow_look_{i}(q, thread, room); return; }}",
+        f"for (u32 box = thread / {lanes}u; box < {box.boxes}u; box += {THREADS // lanes}u) {{",
+        f"u32 most = 0, unusual = 0, lane = thread % {lanes}u;",
+        f"FEW for (u32 k = lane; k < {each}u; k += {lanes}u) {{",
+        *load,
         f"const u32 w[{len(words)}] = {{{', '.join(words)}}};",
         f"const u32 m = largest_{codec.name}(w, {len(words)}u);",
-        f"u32 size = {times(value(codec, At('m', 0)))} & 0x7fffffff;",
-        f"if (m >= {_NOT_FINITE[codec.name]}u || size >= 0x7f800000) {{",
-        f"const u32 x[{len(elements)}] = {{{values}}};",
-        "size = 0x80000000;",
-        f"for (u32 e = 0; e < {len(elements)}u; e++) {{",
-        f"const u32 one = {times('x[e]')} & 0x7fffffff;",
-        "size = either(size, one < 0x7f800000 ? one : 0);",
+        f"const u32 size = {largest} & 0x7fffffff;",
+        f"unusual |= m >= {_NOT_FINITE[codec.name]}u || size >= 0x7f800000;",
+        "most = size > most ? size : most;",
         "}",
-        "}",
-        "most = either(most, size);",
-        "}",
-        f"put4(room + {box.largest_at}u + 4 * (box * {lanes}u + thread % {lanes}u), &most);",
+        f"if (unusual) most = again_{i}(q, box, lane, room);",
+        f"put4(room + {box.largest_at}u + 4 * (box * {lanes}u + lane), &most);",
         "}",
     ]
-    return _function(head, lines)
+    return "\n".join(
+        [
+            _function(f"SLOW u32 again_{i}(struct place q, u32 box, u32 lane, const u8 *room)", again),
+            _function(head, lines),
+        ]
+    )
 
 
 def slow_look(i: int, box: Box) -> str:
@@ -127,9 +162,7 @@ def slow_look(i: int, box: Box) -> str:
     def summed(name: str, loops: bool = True) -> str:
         return total(names, [getattr(a, name) if not (loops and a.piece) else 0 for a in order])
 
-    found = value(spec.src_codec, At("code", 0))
-    if spec.scales is not None and spec.scales.near:
-        found = f"product({found}, near_{i}(q, piece, {summed('near')}))"
+    near = f"near_{i}(q, piece, {summed('near')})" if spec.scales is not None and spec.scales.near else "0"
     src, bits = spec.src_codec, spec.src_codec.bits
     lines = [
         f"const i64 *rows = q.rows + (i64)LOOK(q.flag) * {9 * spec.pieces};",
@@ -144,8 +177,7 @@ def slow_look(i: int, box: Box) -> str:
         "if (row < LOOK(p + 6) || row >= LOOK(p + 7) || col >= LOOK(p + 8)) continue;",
         f"const u64 from = (u64)(LOOK(q.base + LOOK(p)) + LOOK(p + 1)) + {spec.src_header}u;",
         f"const u32 code = code_at(from, (u64)(LOOK(p + 2) + {summed('src')}), {bits}u);",
-        f"const u32 one = {found} & 0x7fffffff;",
-        "most = either(most, one < 0x7f800000 ? one : 0x80000000);",
+        f"most = counted(most, value_{i}(code, {near}));",
         "}",
         f"put4(room + {box.largest_at}u + 4 * (box * {lanes}u + thread % {lanes}u), &most);",
         "}",
@@ -166,7 +198,6 @@ def _decide(i: int, box: Box, word: str, first: int, channels: int) -> str:
     assert spec.scales.made is not None
     kind, codec = spec.scales.made, spec.dst_codec
     low, high = (int(np.float32(end).view(np.uint32)) for end in scaling.ends(kind))
-    most = int(np.float64(scaling.most(codec)).view(np.int64))
     apart, names = digits(order, "box")
     piece = total(names, [a.piece for a in order])
     reach = _REACH.get(codec.name, "1.0e30f")
@@ -179,7 +210,7 @@ def _decide(i: int, box: Box, word: str, first: int, channels: int) -> str:
         "found = either(found, one);",
         "}",
         *apart,
-        f"two[0] = scale_of(found & 0x7fffffff, 0x{most:x}ull, {_KINDS[kind]}u, 0x{low:x}u, 0x{high:x}u);",
+        f"two[0] = scale_of(found & 0x7fffffff, {scaling.most(codec):.1f}f, {_KINDS[kind]}u, 0x{low:x}u, 0x{high:x}u);",
         f"two[1] = quick_by(found, two[0], {reach});",
         f"put8(room + {box.scales_at}u + 8 * box, two);",
         f"const u64 first = (u64)LOOK(TABLE({word}, q.words) + {first}u + ({piece}));",
@@ -195,42 +226,72 @@ def converted(i: int, box: Box, found: Vector, elements: list[At], names: list[s
     spec = box.spec
     assert spec.scales is not None
     src, dst, n = spec.src_codec, spec.dst_codec, len(elements)
-    lines = [f"u32 x[{n}] = {{{', '.join(value(src, e) for e in elements)}}};"]
+    near, far, usual, lines = ["0"] * n, ["0"] * n, [], []
     if spec.scales.near:
-        lines += _multiplied(i, box, found, names)
-    if dst.group > 1:
-        return [*lines, f"u32 out[{n * dst.bits // 32}];", f"u32 shared = group_{dst.name}(x, out);"]
-    x = [f"x[{k}]" for k in range(n)]
-    words = max(1, n * dst.bits // 32)
+        more, near = _near(i, found, names)
+        lines += more
+    if spec.scales.made is not None:
+        offsets = found.offsets("box")
+        at = total(names, [a.box for a in found.outer])
+        for q in dict.fromkeys(offsets):
+            lines += [f"u32 f{q}[2];", f"get8(f{q}, room + {box.scales_at}u + 8 * ({at} + {q}u));"]
+            usual.append(f"f{q}[1]")
+        far = [f"f{o}" for o in offsets]
+    else:
+        usual += [f"is_finite({s})" for s in dict.fromkeys(near)]
+        if src.name in _SPECIAL:
+            words = moved(elements, 8)
+            lines.append(f"const u32 w[{len(words)}] = {{{', '.join(words)}}};")
+            usual.append(f"!{_SPECIAL[src.name]}(w, {len(words)}u)")
+    quick = [_quick(src, e, s) for e, s in zip(elements, near, strict=True)]
+    raw = [code(e, src.bits) for e in elements]
+    lines.append(f"u32 out[{max(1, n * dst.bits // 32)}];")
     if spec.scales.made is None:
         return [
             *lines,
-            f"u32 out[{words}];",
-            *_into(_packed(dst.name, dst.bits, x, [encoded(dst, v) for v in x])),
+            f"u32 x[{n}];",
+            f"if ({' && '.join(usual)}) {{",
+            *(f"x[{k}] = {v};" for k, v in enumerate(quick)),
+            "} else {",
+            *(f"x[{k}] = value_{i}({c}, {s});" for k, (c, s) in enumerate(zip(raw, near, strict=True))),
+            "}",
+            *_encoded(dst, [f"x[{k}]" for k in range(n)]),
         ]
-    offsets = found.offsets("box")
-    which = list(dict.fromkeys(offsets))
-    at = total(names, [a.box for a in found.outer])
-    lines += [f"u32 f{q}[2];\nget8(f{q}, room + {box.scales_at}u + 8 * ({at} + {q}u));" for q in which]
-    by = [f"f{o}" for o in offsets]
-    quick = [f"quick_quotient({v}, {f}[0], {f}[1])" for v, f in zip(x, by, strict=True)]
-    signed = [f"({q} | ({v} & 0x80000000))" for q, v in zip(quick, x, strict=True)]
-    codes = [f"whole({q})" for q in quick] if dst.name == "int8" else [encoded(dst, q) for q in signed]
-    slow = [encoded(dst, f"quotient({v}, {f}[0])") for v, f in zip(x, by, strict=True)]
+    codes = [
+        f"whole(quick_quotient({v}, {f}[0], {f}[1]))"
+        if dst.name == "int8"
+        else encoded(dst, f"signed_quotient({v}, {f}[0], {f}[1])")
+        for v, f in zip(quick, far, strict=True)
+    ]
+    slow = [f"code_{i}({c}, {s}, {f}[0])" for c, s, f in zip(raw, near, far, strict=True)]
     return [
         *lines,
-        f"u32 out[{words}];",
-        f"if ({' && '.join(f'f{q}[1]' for q in which)}) {{",
-        *_into(_bytes(codes) if dst.bits == 8 else packed(codes, dst.bits)),
+        f"if ({' && '.join(usual)}) {{",
+        *_into(_bytes(codes)),
         "} else {",
-        f"for (u32 e = 0; e < {n}u; e++) x[e] = quotient(x[e], {_chosen(by)});" if len(which) == 1 else "",
-        *_into(packed([encoded(dst, v) for v in x] if len(which) == 1 else slow, dst.bits)),
+        *_into(packed(slow, dst.bits)),
         "}",
     ]
 
 
-def _chosen(by: Sequence[str]) -> str:
-    return f"{by[0]}[0]"
+def _quick(codec: CodecInfo, at: At, scale: str) -> str:
+    """The value of an element that is a finite number, under a scale that is one."""
+    if codec.name in _SPECIAL:
+        found = f"quick_{codec.name}({at.word}, {24 - at.bit}u)"
+        if codec.factor != 1.0:
+            found = f"TO_BITS(TIMES(TO_FLOAT({found}), TO_FLOAT({factor_bits(codec)})))"
+    else:
+        found = value(codec, at)
+    return found if scale == "0" else f"TO_BITS(TIMES(TO_FLOAT({found}), TO_FLOAT({scale})))"
+
+
+def _encoded(dst: CodecInfo, x: Sequence[str]) -> list[str]:
+    """Lines that make `out` of values."""
+    if dst.group > 1:
+        return [f"u32 shared = group_{dst.name}(x, out);"]
+    if dst.name == "bf16" and len(x) % 2 == 0:
+        return _into([f"two_bf16({a}, {b})" for a, b in zip(x[::2], x[1::2], strict=True)])
+    return _into(packed([encoded(dst, v) for v in x], dst.bits))
 
 
 def _into(words: Sequence[str]) -> list[str]:
@@ -247,14 +308,8 @@ def _bytes(codes: Sequence[str]) -> list[str]:
     ]
 
 
-def _packed(name: str, bits: int, values: Sequence[str], codes: Sequence[str]) -> list[str]:
-    if name == "bf16" and len(values) % 2 == 0:
-        return [f"two_bf16({a}, {b})" for a, b in zip(values[::2], values[1::2], strict=True)]
-    return packed(codes, bits)
-
-
-def _multiplied(i: int, box: Box, found: Vector, names: list[str]) -> list[str]:
-    """Lines that multiply `x` by the source's scales."""
+def _near(i: int, found: Vector, names: list[str]) -> tuple[list[str], list[str]]:
+    """Lines that look up the source's scales, and the name of that of each element."""
     keys = list(zip(found.offsets("piece"), found.offsets("near"), strict=True))
     which = list(dict.fromkeys(keys))
     piece, near = (total(names, [getattr(a, n) for a in found.outer]) for n in ("piece", "near"))
@@ -262,13 +317,4 @@ def _multiplied(i: int, box: Box, found: Vector, names: list[str]) -> list[str]:
         f"const u32 s{j} = near_{i}(q, {piece} + {p}u, {near} + {more}u);"
         for j, (p, more) in enumerate(which)
     ]
-    by = [f"s{which.index(key)}" for key in keys]
-    every = [f"x[{k}] = product(x[{k}], {s});" for k, s in enumerate(by)]
-    if len(which) == 1:
-        every = [f"UNROLL for (u32 e = 0; e < {len(by)}u; e++) x[e] = product(x[e], s0);"]
-    if box.spec.src_codec.name != "int8":
-        return [*lines, *every]
-    # A whole number times what is finite is no NaN.
-    usual = [f"x[{k}] = TO_BITS(TIMES(TO_FLOAT(x[{k}]), TO_FLOAT({s})));" for k, s in enumerate(by)]
-    finite = " && ".join(f"is_finite(s{j})" for j in range(len(which)))
-    return [*lines, f"if ({finite}) {{", *usual, "} else {", *every, "}"]
+    return lines, [f"s{which.index(key)}" for key in keys]

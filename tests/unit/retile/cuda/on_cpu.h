@@ -17,6 +17,7 @@ typedef int64_t i64;
 #define SLOW static __attribute__((unused))
 #define UNROLL
 #define SOME
+#define FEW
 
 static u32 seed;
 static i64 faults;
