@@ -262,9 +262,10 @@ class _Cut:
             {name: a.transpose(*across, *within) for name, a in arrays.items()}
             for arrays in (self.columns, self.numbers)
         )
-        first = (..., *(slice(1) for _ in within))
-        if far is not None and (numbers["far"] != numbers["far"][first]).any():
-            return None
+        if far is not None:
+            shared = numbers["far"].reshape(-1, together)
+            if (shared != shared[:, :1]).any():
+                return None
         count = together * _more(columns["lo"].shape[1 : len(across)], most // (self.nbytes * together))
         return Ready(
             program=replace(self.program, loops=tuple(self.loops)),

@@ -14,7 +14,7 @@ from hawk.retile.cuda.through import stages
 
 HEADER = Path(__file__).with_name("on_cpu.h").read_text()
 RUN = """
-i64 run(const struct args *a, u32 blocks, u32 start, u32 shared_bytes, const u64 *spans, u32 count, u32 written)
+i64 run_into(const struct args *a, u32 blocks, u32 start, u32 shared_bytes, const u64 *spans, u32 count, u32 written)
 {
     u32 *order = malloc(blocks * sizeof *order + 1);
     u8 *shared = aligned_alloc(64, (shared_bytes + 63) / 64 * 64);
@@ -31,6 +31,10 @@ i64 run(const struct args *a, u32 blocks, u32 start, u32 shared_bytes, const u64
     free(order);
     free(shared);
     return faults;
+}
+i64 run(const struct args *a, u32 blocks, u32 start, u32 shared_bytes, const u64 *spans, u32 count)
+{
+    return run_into(a, blocks, start, shared_bytes, spans, count, 1);
 }
 """
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-overflow")
@@ -56,9 +60,15 @@ class Kernels:
         self.folder, self.change, self.known = Path(folder), change, {}
 
     def function(self, bound):
-        return self.compiled(self.change(bound.text(HEADER)) + RUN)
+        return self.compiled(self.change(bound.text(HEADER)) + RUN, "run_into")
 
-    def compiled(self, text):
+    def compiled(self, text, name="run"):
+        """The function of that name; `run` writes into the first of its spans alone."""
+        found = self.library(text)[name]
+        found.restype = ctypes.c_int64
+        return found
+
+    def library(self, text):
         if text not in self.known:
             name = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
             name.with_suffix(".c").write_text(text)
@@ -77,8 +87,7 @@ class Kernels:
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[:4000]
-            self.known[text] = ctypes.CDLL(str(made)).run
-            self.known[text].restype = ctypes.c_int64
+            self.known[text] = ctypes.CDLL(str(made))
         return self.known[text]
 
     def launch(self, bound, regions, written, seed=1):
