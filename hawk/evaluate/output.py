@@ -128,7 +128,9 @@ def whole(path: Path, text: str) -> None:
     try:
         beside.write_text(text, encoding="utf-8", newline="")
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file it was too small for
         beside.unlink(missing_ok=True)
         raise
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TRANSFER = {
     "fixed": "s",
+    "host_fixed": "s",
     "link_efficiency": "1",
     "request_cost": "s",
     "copy_rate": "bytes/s",
@@ -37,13 +38,14 @@ TRANSFER = {
 """What a transfer costs.
 
 fixed            asking, answering and releasing, whatever the size
+host_fixed       what a staging by way of the host takes beside that, whatever the size
 link_efficiency  part of the link's rate that payload reaches
 request_cost     building and handing over one work request, beside the bytes on the link
 copy_rate        each copy between a device and memory of its host, where KV is staged there
 adjust_*         putting into the target's layout what came in the source's, on the target's side
 retile_*         what HAWK's conversion on the source takes: before the first byte, and in step with the link
 chunk            bytes that are prepared and moved in one go, one behind another
-staging          bytes that serving stages by way of the host at a time, each with its `fixed` costs
+staging          bytes that serving stages by way of the host at a time, each with the fixed costs
 stalls           part of a staging during which the engines stand still
 """
 

@@ -10,7 +10,8 @@ How many bytes, segments and work requests a request takes is what HAWK's own pl
 workers of both sides (`hawk.plan.whole`).  Seconds, with n bytes over a link of L bytes a second, and k = n / `staging`
 rounded up (1 for a transfer alone):
 
-    by way of the host   k * fixed + n / copy + n / (L * efficiency) + n / copy  (+ k * adjust_fixed + n / adjust)
+    by way of the host   k * (fixed + host_fixed) + n / copy + n / (L * efficiency) + n / copy
+                         (+ k * adjust_fixed + n / adjust)
     straight             fixed (+ retile_fixed) + (sum of stages) / c + (c - 1) / c * (slowest stage)
                          stages: n / (L * efficiency), requests of a worker * request_cost, and for HAWK n / retile
                          in c = n / chunk chunks, one behind another (+ adjust_fixed + n / adjust with one buffer)
@@ -184,7 +185,7 @@ class Transfer:
         adjusted = self.configuration in ("gn-host", "single-buffer")
         adjust = n / v("adjust_rate") if adjusted else 0.0
         if self.by_host:
-            copy, asked = n / v("copy_rate"), pieces * v("fixed")
+            copy, asked = n / v("copy_rate"), pieces * (v("fixed") + v("host_fixed"))
             after = adjust + pieces * v("adjust_fixed") * adjusted
             held = asked + 2 * copy + link
             stalls = v("stalls")

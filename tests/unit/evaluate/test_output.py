@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,15 @@ def test_of_two_runs_that_begin_at_once_one_goes_on(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="another run") as caught:
         output.begin(tmp_path, second)
     assert caught.value.field == "out"
+
+
+def test_a_full_disk_is_told_with_the_file_that_it_was_too_small_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write does: without a name
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        output.whole(tmp_path / "a.csv", "new")
+    assert caught.value.filename == str(tmp_path / "a.csv")

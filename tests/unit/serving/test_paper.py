@@ -39,10 +39,10 @@ def test_lone_transfers_are_those_of_figure_9(
 @pytest.mark.parametrize(
     ("configuration", "told"),
     [
-        ("gg-direct", (5.7, 9.2, 20.2, 65.1)),
-        ("gn-hawk", (7.4, 10.9, 21.9, 66.9)),
-        ("gg-host", (7.2, 24.6, 78.7, 300.6)),
-        ("gn-host", (15.6, 46.7, 143.6, 541.7)),
+        ("gg-direct", (3.6, 7.1, 17.8, 61.9)),
+        ("gn-hawk", (3.9, 7.3, 18.1, 62.2)),
+        ("gg-host", (9.6, 23.3, 66.0, 241.3)),
+        ("gn-host", (13.0, 34.8, 102.9, 382.3)),
     ],
 )
 def test_what_was_measured_is_met_as_far_as_the_documents_say(
