@@ -21,11 +21,13 @@ import numpy as np
 
 from hawk._version import __version__
 from hawk.bench.load_client import arrivals, open_loop
+from hawk.bench.load_pace import pace_of, watched
 from hawk.bench.load_pair import started
 from hawk.bench.load_predict import foretell
 from hawk.bench.load_rates import FETCHED, MOST, PREFILLED, Rates
 from hawk.bench.load_render import render
-from hawk.bench.load_result import PARTS, Calibration, Lengths, Measured, Rate, Request, Setting, Shape, read
+from hawk.bench.load_result import PARTS, Lengths, Measured, Rate, Request, Setting, Shape, read
+from hawk.bench.load_single import SIDES, Calibration
 from hawk.bench.samples import machine
 from hawk.bench.ttft import BLOCK, SHAPE, find_python, halves
 from hawk.errors import InvalidArgument
@@ -97,7 +99,9 @@ def run(
     async def whole(tell: Tell) -> None:
         tell("two engines start")
         async with started(found_python, SETTING, processors, LONGEST) as pair:
-            await measure(pair, result, fractions, requests, runs, tell)
+            with watched(dict(zip(SIDES, processors, strict=True)), found_python) as watch:
+                await measure(pair, result, fractions, requests, runs, tell)
+            result.pace = {side: pace_of(samples) for side, samples in watch.samples.items()}
             if any(rate.failed for rate in result.rates):
                 result.logs = pair.told()
 
@@ -132,7 +136,7 @@ async def measure(
         plan = arrivals(fraction * most, requests, lengths, np.random.default_rng([result.seed, number]))
         tell(f"{requests} requests at {fraction * most:.2f} a second")
         before = await _counted(pair)
-        asked = await open_loop(pair, plan, vocabulary, dice)
+        at, asked = await open_loop(pair, plan, vocabulary, dice)
         after = await _counted(pair)
         count = {name: after[name] - before[name] for name in before}
         result.rates.append(
@@ -142,6 +146,7 @@ async def measure(
                 warm_up=requests // 10,
                 requests=asked,
                 fetched=round(count["fetched"]),
+                at=at,
                 parts={"measured": _parts(asked, count)},
             )
         )

@@ -50,8 +50,11 @@ def prompt(length: int, vocabulary: int, dice: random.Random) -> list[int]:
 
 async def open_loop(
     pair: Pair, plan: Sequence[Arrival], vocabulary: int, dice: random.Random
-) -> list[Request]:
-    """Sends every request when it is due and returns them, in order of their arrival, when all have ended."""
+) -> tuple[float, list[Request]]:
+    """Sends every request when it is due.
+
+    Returns when all have ended: the loop's time of the zero that they are due from, and them in order of their arrival.
+    """
     prompts = [prompt(arrival.input, vocabulary, dice) for arrival in plan]
     clock = asyncio.get_running_loop().time
     start = clock() + AHEAD
@@ -76,4 +79,4 @@ async def open_loop(
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(*each)) for each in zip(plan, prompts, strict=True)]
-    return [task.result() for task in tasks]
+    return start, [task.result() for task in tasks]

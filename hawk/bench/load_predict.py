@@ -1,9 +1,10 @@
 """What the simulator says of the rates that were measured, when it knows single requests only.
 
-Two models.  *Apart*: each side is as quick as alone.  *Shared*: the sides take processors from each other.  How much,
-single requests beside others that decode have told: while decode is busy, a prefill takes `slowed("prefill")` times
-as long at that batch, and so on.  The simulator has no such thing, so its sides are slowed in the mean, by how much of
-their busy time the other is busy as well, and it runs until what it was given agrees with what came out:
+Two models, and the second once more.  *Apart*: each side is as quick as alone.  *Shared*: the sides take processors
+from each other.  How much, single requests beside others that decode have told: while decode is busy, a prefill takes
+`slowed("prefill")` times as long at that batch, and so on.  The simulator has no such thing, so its sides are slowed in
+the mean, by how much of their busy time the other is busy as well, and it runs until what it was given agrees with what
+came out:
 
     prefill table   * (1 + (slowed prefill(b) - 1) * part of prefill's busy time in which decode is busy)
     decode table    * (1 + (slowed step(b) - 1) * part of decode's busy time in which prefill is busy)
@@ -12,12 +13,18 @@ their busy time the other is busy as well, and it runs until what it was given a
 
 with b the mean batch of decode while it is busy, d the part of prefills that end while it is, and p the part of those
 that another follows at once.
+
+*Paced* is *shared* on processors whose pace changes (`hawk.bench.load_pace`), which no single request can know of.
+Single requests are taken as they would have been at full pace, and a prefill takes what the pace of its side's
+processors in each tenth of a second makes of that share of it which single requests slowed by; all else takes what that
+of decode's side makes of it in the mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,11 +32,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hawk.bench.load_result import PARTS, PERCENTILES, Compared
+from hawk.bench.load_single import SIDES
 from hawk.serving import Decode, Device, Outcome, Prefill, Scenario, Side, Transfer, Workload, simulate
 from hawk.serving.transfer import Cost, Moved
 
 if TYPE_CHECKING:
-    from hawk.bench.load_result import Measured, Rate
+    from hawk.bench.load_result import Measured, Rate, Setting
+    from hawk.bench.load_single import Calibration
     from hawk.serving import ServedModel
     from hawk.serving.outcome import F64
 
@@ -39,10 +48,14 @@ NEAR = 2e-3
 LATE = 0.05
 """Seconds by which a request may be sent late before that is told."""
 
+CHANGED = 1.1
+"""How many times as long, or as short, processors may take as before, until that is told."""
+
 LACKS = (
     "An engine asks for a cache at the end of a decode step, and sees at the end of a later one that it has come.",
     "The sides slow each other in the mean over a run, not while both happen to be busy.",
     "Decode steps are of the workload's mean context, whatever the requests in them have.",
+    "Prefill steps of the whole budget are as long as others before them, for which the engine has then prepared.",
 )
 """What the simulator leaves out of such a pair."""
 
@@ -142,11 +155,17 @@ def foretell(measured: Measured) -> None:
             measured.lacks.append(
                 f"{rate.fraction:.0%}: a request was sent {rate.late:.2f} s late: the machine had more to do than this"
             )
+        changed = slower(measured, rate)
+        if max(changed, 1 / changed) > CHANGED:
+            measured.lacks.append(
+                f"{rate.fraction:.0%}: the prefill engine's processors took {changed:.2f} times as long with the same "
+                "work as while single requests were measured: others have a part of the machine"
+            )
         if rate.failed:
             measured.lacks.append(
                 f"{rate.fraction:.0%}: {len(rate.failed)} of {len(rate.requests)} requests failed: never answered"
             )
-        for name, outcome in (("apart", apart(measured, rate)), ("shared", shared(measured, rate))):
+        for name, outcome in outcomes(measured, rate).items():
             rate.parts[name] = dict(zip(PARTS, parts(outcome), strict=True))
             rate.compared += [
                 Compared(
@@ -169,14 +188,60 @@ def parts(outcome: Outcome) -> list[float]:
     return [*found, float((outcome.first_token - outcome.arrival).mean()) - sum(found)]
 
 
-def apart(measured: Measured, rate: Rate) -> Outcome:
+def outcomes(measured: Measured, rate: Rate) -> dict[str, Outcome]:
+    """By model; `paced` only where the processors' pace was taken."""
+    plain = Rates(measured.setting, measured.calibration)
+    found = {"apart": apart(plain, rate), "shared": shared(plain, rate)}
+    if all(measured.pace.get(side) for side in SIDES):
+        found["paced"] = shared(paced(measured, rate), rate)
+    return found
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the simulator is told.
+
+    takes  see `hawk.serving.Prefill`;  slow: how many times as long all but prefill takes
+    """
+
+    setting: Setting
+    calibration: Calibration
+    takes: Callable[[float, float], float] | None = None
+    slow: float = 1.0
+
+
+def paced(measured: Measured, rate: Rate) -> Rates:
+    """As at full pace, and the pace that the processors had while the requests of this rate came."""
+    share = measured.calibration.share(measured.pace["prefill"])
+    pace = {side: of.part(share) for side, of in measured.pace.items()}
+    zero = rate.at + min(
+        r.due for r in rate.requests
+    )  # the simulator's: a trace begins with its first request
+    return Rates(
+        measured.setting,
+        measured.calibration.at_full_pace(pace),
+        pace["prefill"].from_(zero).takes,
+        pace["decode"].mean(zero, rate.at + rate.lasted),
+    )
+
+
+def slower(measured: Measured, rate: Rate) -> float:
+    """How many times as long the prefill side's processors took as while single requests were measured; 1: unknown."""
+    pace, singles = measured.pace.get("prefill"), measured.calibration.singles
+    if pace is None:
+        return 1.0
+    before = statistics.fmean(pace.mean(one.at, one.at + one.first) for one in singles)
+    return pace.mean(rate.at, rate.at + rate.lasted) / before
+
+
+def apart(told: Rates, rate: Rate) -> Outcome:
     """With each side as quick as alone."""
-    return simulate(scenario(measured, rate, None))
+    return simulate(scenario(told, rate, None))
 
 
-def shared(measured: Measured, rate: Rate) -> Outcome:
+def shared(told: Rates, rate: Rate) -> Outcome:
     """With sides that slow each other; see the module."""
-    outcome = apart(measured, rate)
+    outcome = apart(told, rate)
     given = Busy(0.0, 0.0, 0.0, 0.0, 1.0)
     for _ in range(ROUNDS):
         found = Busy.of(outcome)
@@ -184,13 +249,13 @@ def shared(measured: Measured, rate: Rate) -> Outcome:
             break
         # Half of the way: a side that is slowed is busier, and a step too far swings.
         given = given.between(found)
-        outcome = simulate(scenario(measured, rate, given))
+        outcome = simulate(scenario(told, rate, given))
     return outcome
 
 
-def scenario(measured: Measured, rate: Rate, busy: Busy | None) -> Scenario:
+def scenario(told: Rates, rate: Rate, busy: Busy | None) -> Scenario:
     """One prefill and one decode instance of what single requests took, and the requests of a rate as a trace."""
-    setting, found = measured.setting, measured.calibration
+    setting, found = told.setting, told.calibration
     prefill, steps, fetch, rest = (
         found.table("prefill"),
         found.step_table(),
@@ -205,12 +270,18 @@ def scenario(measured: Measured, rate: Rate, busy: Busy | None) -> Scenario:
         late = _at(found.later(), busy.batch, 0.0) - _at(steps, busy.batch, 0.0) / 2
         overhead += busy.ends * max(0.0, late) + busy.goes_on * found.later_behind()
         steps = _times(steps, 1 + (_at(found.steps_slowed(), busy.batch, 1.0) - 1) * busy.prefill)
+    fetch, steps, rest = (_times(table, told.slow) for table in (fetch, steps, rest))
+    overhead *= told.slow
     # HTTP of a longer prompt takes longer; where in the request's way that is makes no difference to its end.
     least = min(rest.values())
     moves = {length: seconds + rest[length] - least for length, seconds in fetch.items()}
     rows = [(r.due, r.input, r.output) for r in rate.requests]
     return Scenario(
-        prefill=Prefill(Device.measured("prefill engine", prefill=_rising(prefill)), chunk=setting.budget),
+        prefill=Prefill(
+            Device.measured("prefill engine", prefill=_rising(prefill)),
+            chunk=setting.budget,
+            takes=told.takes,
+        ),
         decode=Decode(Device.measured("decode engine", decode=_rising(steps)), max_batch=setting.batch),
         transfer=Timed(
             "gn-hawk",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from hawk.bench.load_client import prompt
 from hawk.bench.load_pair import Spoken, settled
-from hawk.bench.load_result import Beside, Calibration, Single, Step
+from hawk.bench.load_single import Beside, Calibration, Single, Step
 from hawk.errors import InternalError
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Rates:
             prefill=first_then[f"{PREFILLED}_sum"] - first[f"{PREFILLED}_sum"],
             fetch=second_then[f"{FETCHED}_sum"] - second[f"{FETCHED}_sum"],
             step=second_then[f"{PREFILLED}_sum"] - second[f"{PREFILLED}_sum"],
+            at=spoken.sent,
         )
 
     async def steps(self, batch: int, context: int) -> Step:
@@ -136,7 +137,15 @@ class Rates:
                 await asyncio.sleep(_LOOK)
             # The first gap holds what was left of the last one's own prefill.
             gaps = [gap for spoken in streams for start, gap in _gaps(spoken) if start >= begun]
-        return Step(batch=batch, context=context, seconds=statistics.fmean(gaps), gaps=len(gaps))
+            until = asyncio.get_running_loop().time()
+        return Step(
+            batch=batch,
+            context=context,
+            seconds=statistics.fmean(gaps),
+            gaps=len(gaps),
+            at=begun,
+            until=until,
+        )
 
     async def beside(self, batch: int, context: int, lengths: Sequence[int], runs: int) -> list[Beside]:
         """Single requests of each length while so many others decode."""

@@ -83,6 +83,14 @@ def render(result: Measured, console: Console) -> None:
                 f"{rate.fraction:.0%}", model, *(f"{1e3 * means[p]:.0f}" for p in PARTS if p in means)
             )
     console.print(table)
+    for side, pace in result.pace.items():
+        if pace.slow:
+            slow = [(rate.fraction, pace.mean(rate.at, rate.at + rate.lasted)) for rate in result.rates]
+            means_said = ", ".join(f"{mean:.2f} at {fraction:.0%}" for fraction, mean in slow)
+            console.print(
+                f"processors of {side}: the same work took {min(pace.slow):.2f} to {max(pace.slow):.2f} times "
+                f"as long as at full pace; in the mean {means_said}"
+            )
     for model, holds in result.holds.items():
         console.print(f"{model}: {'every' if holds else 'not every'} percentile within {GOAL:.0%}")
     for rate in result.rates:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from hawk.bench.load_pace import Pace
+from hawk.bench.load_single import Calibration, Count, Seconds, Some
 from hawk.errors import InvalidArgument
 
 KIND = "hawk-bench-serving"
@@ -21,10 +23,6 @@ PERCENTILES = (50, 90)
 
 PARTS = ("prefill", "fetch", "step", "rest")
 """As of a `Single`; in `rest` is the line in front of the prefill engine, too, which no engine counts."""
-
-Some = Annotated[float, msgspec.Meta(gt=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,107 +47,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         if self.first is None or self.last is None:
             return float("inf")
         return (self.last - self.first) / max(1, self.output - 1)
-
-
-class Single(msgspec.Struct, frozen=True, kw_only=True):
-    """One request with nothing beside it, in seconds.
-
-    input    tokens, nearly: no two prompts are of the same length
-    first    at the client, from the sending to the first token
-    prefill  in the prefill engine; fetch: in the decode engine, from its order to the last byte
-    step     the decode engine's step that says the first token
-    """
-
-    input: Count
-    first: Some
-    prefill: Some
-    fetch: Some
-    step: Some
-
-    @property
-    def rest(self) -> float:
-        """HTTP, the proxy, and the engines' own lines."""
-        return max(0.0, self.first - self.prefill - self.fetch - self.step)
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean seconds of a decode step of `batch` requests behind prompts of `context` tokens, over `gaps` tokens."""
-
-    batch: Count
-    context: Count
-    seconds: Some
-    gaps: Count
-
-
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """One request while `batch` others decode; `others` is the mean of their steps during such prefills, in seconds."""
-
-    batch: Count
-    others: Some | None
-    one: Single
-
-
-class Calibration(msgspec.Struct, kw_only=True):
-    """All that the simulator is told of the pair; `behind` are single requests before another's prefill."""
-
-    singles: list[Single] = []
-    steps: list[Step] = []
-    beside: list[Beside] = []
-    behind: list[Single] = []
-
-    def lengths(self) -> list[int]:
-        """Of single prompts."""
-        return sorted({single.input for single in self.singles})
-
-    def table(self, what: str) -> dict[int, float]:
-        """Median seconds of a part (`prefill`, `fetch`, `step`, `rest`, `first`) of single requests, by length."""
-        return {
-            length: statistics.median(getattr(s, what) for s in self.singles if s.input == length)
-            for length in self.lengths()
-        }
-
-    def step_table(self) -> dict[int, float]:
-        """Seconds of a decode step by batch."""
-        return {step.batch: step.seconds for step in self.steps}
-
-    def slowed(self, what: str) -> dict[int, float]:
-        """How many times as long a part of a single request takes beside a batch that decodes: the median, by batch."""
-        return {batch: self._times(what, ones) for batch, ones in self._beside().items()}
-
-    def later(self) -> dict[int, float]:
-        """By how many seconds `rest` is longer beside a batch that decodes: the median, by batch."""
-        return {batch: self._more("rest", ones) for batch, ones in self._beside().items()}
-
-    def slowed_behind(self, what: str) -> float:
-        """How many times as long a part of a single request takes before another's prefill: the median."""
-        return self._times(what, self.behind)
-
-    def later_behind(self) -> float:
-        """By how many seconds `rest` is longer before another's prefill: the median."""
-        return self._more("rest", self.behind)
-
-    def _beside(self) -> dict[int, list[Single]]:
-        found: dict[int, list[Single]] = {}
-        for entry in sorted(self.beside, key=lambda entry: entry.batch):
-            found.setdefault(entry.batch, []).append(entry.one)
-        return found
-
-    def _times(self, what: str, ones: Sequence[Single]) -> float:
-        alone = self.table(what)
-        return max(1.0, statistics.median([float(getattr(o, what)) / alone[o.input] for o in ones] or [1.0]))
-
-    def _more(self, what: str, ones: Sequence[Single]) -> float:
-        alone = self.table(what)
-        return max(0.0, statistics.median([float(getattr(o, what)) - alone[o.input] for o in ones] or [0.0]))
-
-    def steps_slowed(self) -> dict[int, float]:
-        """How many times as long a decode step takes beside a prefill, by batch."""
-        alone = self.step_table()
-        return {
-            entry.batch: max(1.0, entry.others / alone[entry.batch])
-            for entry in self.beside
-            if entry.others is not None and entry.batch in alone
-        }
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +129,7 @@ class Rate(msgspec.Struct, kw_only=True):
 
     fraction  of what the prefill engine can do
     warm_up   requests at the beginning that no percentile counts
+    at        when the first could be due, on the system's count of seconds
     fetched   caches that HAWK has carried; of others the decode engine computed the prompt itself
     compared  one entry for each model and percentile, without those that lie among failed requests
     parts     mean seconds of `PARTS` over all answered requests, `measured` (by the engines' own counts, and the
@@ -243,6 +141,7 @@ class Rate(msgspec.Struct, kw_only=True):
     warm_up: int
     requests: list[Request]
     fetched: int
+    at: float = 0.0
     compared: list[Compared] = []
     parts: dict[str, dict[str, float]] = {}
 
@@ -264,6 +163,11 @@ class Rate(msgspec.Struct, kw_only=True):
         return low if at == int(at) else low + (high - low) * (at - int(at)) if high < float("inf") else high
 
     @property
+    def lasted(self) -> float:
+        """Seconds from when the first could be due to the last token."""
+        return max(r.last or r.due for r in self.requests)
+
+    @property
     def late(self) -> float:
         """Seconds by which the latest request was sent behind its due time."""
         return max(r.sent - r.due for r in self.requests)
@@ -273,6 +177,7 @@ class Measured(msgspec.Struct, kw_only=True):
     """The whole benchmark; its JSON has these fields, with those that follow from them (`to_dict`).
 
     lacks  why something is missed or not compared;  logs: the end of the engines' where a request failed
+    pace   of each side's processors all the while, on the system's count of seconds
     """
 
     kind: str = KIND
@@ -286,6 +191,7 @@ class Measured(msgspec.Struct, kw_only=True):
     rates: list[Rate] = []
     lacks: list[str] = []
     logs: dict[str, str] = {}
+    pace: dict[str, Pace] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the records, and what follows from them for who reads the JSON without us."""

@@ -23,7 +23,7 @@ def sections(sources: Sequence[Source]) -> list[Section]:
     words = (
         "A prefill and a decode engine of vLLM on processors, HAWK between them, requests that arrive at random, "
         "whether or not earlier ones are done. The simulator was told the same arrivals and lengths, and rates of "
-        "single requests only."
+        "single requests only; paced: also how quick the processors were meanwhile."
     )
     section = Section("Against reality", [words])
     for number, source in enumerate(found, 1):

@@ -278,7 +278,7 @@ def _throughput(found: Simulated) -> Figure:
         panels.append(Panel(words, tuple(series)))
     caption = (
         "Output tokens a second at the highest rate with 90 % attainment; a configuration without a bar does not reach "
-        f"90 % at any rate. {found.told}."
+        f"90 % at {LOWEST_RATE:g} requests a second, the lowest that is tried. {found.told}."
     )
     names = tuple(NAMES[way] for way in FOUR)
     return Figure(

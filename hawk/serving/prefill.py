@@ -28,6 +28,7 @@ class PrefillInstance:
         "rates",
         "running",
         "sent",
+        "takes",
         "until",
         "used",
         "waiting",
@@ -39,7 +40,7 @@ class PrefillInstance:
         self.running = False
         self.done = 0  # tokens of the queue's head that earlier steps have computed
         self.waiting = self.used = self.sent = 0
-        self.capacity = rates.kv_tokens
+        self.capacity, self.takes = rates.kv_tokens, engine.scenario.prefill.takes
         self.busy_seconds = self.until = 0.0  # of steps that have begun, and when the last of them ends
 
     def busy_by(self, now: float) -> float:
@@ -127,6 +128,8 @@ class PrefillInstance:
 
     def _run(self, seconds: float, ended: list[int], tokens: int) -> None:
         self.running = True
+        if self.takes is not None:
+            seconds = self.takes(self.engine.now, seconds)
         self.busy_seconds += seconds
         self.until = self.engine.now + seconds
         self.engine.at(self.until, self._ended, (ended, tokens))

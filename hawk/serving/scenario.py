@@ -14,6 +14,8 @@ from hawk.serving.transfer import Configuration, Transfer
 from hawk.serving.workload import MOST_REQUESTS, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hawk.serving.model import ServedModel
 
 MOST_INSTANCES = 100_000
@@ -50,6 +52,8 @@ class Prefill:
     chunk         None: whole prompts; else tokens of one step, long prompts in several, short ones together
     kv_tokens     tokens of KV that an instance keeps, until decode instances have them; None: what its memory holds
     per_node      instances that share one link
+    takes         where devices are not always as quick: seconds that work takes from a time on, both in seconds, which
+                  would take so many at the device's own pace; of all instances
     """
 
     device: Device
@@ -59,6 +63,7 @@ class Prefill:
     chunk: int | None = None
     kv_tokens: int | None = None
     per_node: int = 1
+    takes: Callable[[float, float], float] | None = None
 
     def __post_init__(self) -> None:
         _count(self.tp, "prefill.tp", 1, 1024)

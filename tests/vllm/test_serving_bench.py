@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hawk.bench import load
+from hawk.bench.load_pace import GRAIN
 from hawk.bench.load_result import read
 from tests.vllm.conftest import PYTHON
 
@@ -25,8 +26,11 @@ def test_a_pair_under_load_is_measured_and_foretold(tmp_path: Path) -> None:
     assert [step.batch for step in calibration.steps] == list(load.BATCHES)
     assert {entry.batch for entry in calibration.beside} == {1, 2, 4}
     assert {(e.model, e.percentile) for e in rate.compared} == {
-        (model, percentile) for model in ("apart", "shared") for percentile in (50, 90)
+        (model, percentile) for model in ("apart", "shared", "paced") for percentile in (50, 90)
     }
+    for pace in found.pace.values():
+        assert min(pace.slow) >= 1
+        assert pace.since < calibration.singles[0].at < rate.at < pace.since + GRAIN * len(pace.slow)
     file = tmp_path / "run.json"
     file.write_text(json.dumps(found.to_dict()))
     assert read(file) == found

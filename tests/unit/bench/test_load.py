@@ -11,14 +11,17 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from hawk._version import __version__
 from hawk.bench import load
 from hawk.bench.load_client import Arrival, arrivals, open_loop
+from hawk.bench.load_pace import Pace
 from hawk.bench.load_pair import Spoken
 from hawk.bench.load_predict import foretell
 from hawk.bench.load_rates import Rates
-from hawk.bench.load_result import Calibration, Lengths, Measured, read
+from hawk.bench.load_result import Lengths, Measured, read
+from hawk.bench.load_single import Calibration
 from hawk.cli import cli
 from hawk.errors import InternalError, InvalidArgument
 from tests.fake_pair import BUDGET, FakePair, SimulatedTime
@@ -145,7 +148,7 @@ def test_a_request_that_does_not_end_delays_no_other() -> None:
 
     async def measure() -> list[Any]:
         plan = [Arrival(1.0, 10, 2), Arrival(2.0, 20, 2), Arrival(9.0, 30, 2)]
-        return await open_loop(Waits(), plan, 100, random.Random(1))
+        return (await open_loop(Waits(), plan, 100, random.Random(1)))[1]
 
     found = run(measure())
     assert [r.sent for r in found] == pytest.approx([1.0, 2.0, 9.0])
@@ -164,7 +167,7 @@ def test_a_request_that_is_sent_late_has_waited_since_it_was_due() -> None:
 
     async def measure() -> list[Any]:
         busy = Busy(lambda _: 0.5, lambda _: 0.0, lambda _: 0.0)
-        return await open_loop(busy, [Arrival(1.0, 9, 2), Arrival(2.0, 9, 2)], 100, random.Random(1))
+        return (await open_loop(busy, [Arrival(1.0, 9, 2), Arrival(2.0, 9, 2)], 100, random.Random(1)))[1]
 
     first, second = run(measure())
     assert second.sent == pytest.approx(6.0)
@@ -181,7 +184,7 @@ def test_a_request_that_fails_is_kept_as_one() -> None:
 
     async def measure() -> list[Any]:
         fails = Fails(lambda _: 0.5, lambda _: 0.0, lambda _: 0.0)
-        return await open_loop(fails, [Arrival(1.0, 7, 2), Arrival(2.0, 9, 2)], 100, random.Random(1))
+        return (await open_loop(fails, [Arrival(1.0, 7, 2), Arrival(2.0, 9, 2)], 100, random.Random(1)))[1]
 
     first, second = run(measure())
     assert (first.error, first.first, first.ttft) == ("no more", None, float("inf"))
@@ -251,6 +254,43 @@ def test_sides_that_slow_each_other_are_foretold_only_by_the_model_that_knows() 
     assert apart > 0.25
     assert found.holds == {"apart": False, "shared": True}
     assert found.lacks
+
+
+def test_processors_whose_pace_changes_are_foretold_only_by_the_model_that_was_told_of_it(
+    tmp_path: Path,
+) -> None:
+    def slow(now: float) -> float:
+        """Alone for the single requests, and then in part somebody else's, for seconds on end."""
+        return 2.2 if now > 9 and now % 9 > 3 else 1.0
+
+    made = FakePair(
+        prefill=lambda n: (0.01 + n / 5000) * slow(asyncio.get_running_loop().time()),
+        fetch=lambda n: 0.002 + n / 1e5,
+        step=lambda batch: 0.01 + 0.002 * batch,
+    )
+    found = measured(made, [0.35])
+    assert max(one.at + one.first for one in found.calibration.behind) < 9 < found.rates[0].at
+    times = np.arange(0, 400, 0.1)
+    found.pace = {
+        "prefill": Pace(since=0.0, slow=[slow(float(t) + 0.05) for t in times]),
+        "decode": Pace(since=0.0, slow=[1.0] * len(times)),
+    }
+    foretell(found)
+    (rate,) = found.rates
+    off = {
+        model: max(abs(entry.difference) for entry in rate.compared if entry.model == model)
+        for model in ("apart", "shared", "paced")
+    }
+    assert off["paced"] < 0.1
+    assert min(off["apart"], off["shared"]) > 0.25
+    assert found.holds == {"apart": False, "shared": False, "paced": True}
+    assert "others have a part of the machine" in found.lacks[0]
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(found.to_dict()))
+    assert read(file) == found
+    said = Console(width=200, record=True)
+    load.render(found, said)
+    assert "the same work took 1.00 to 2.20 times as long as at full pace" in said.export_text()
 
 
 def test_a_request_that_failed_has_waited_for_good() -> None:

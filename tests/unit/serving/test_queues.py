@@ -48,6 +48,21 @@ def test_the_number_inside_is_rate_times_time() -> None:
     )
 
 
+def test_work_on_devices_whose_pace_changes_takes_what_it_makes_of_it() -> None:
+    def takes(now: float, seconds: float) -> float:
+        """Half as quick from the tenth second on."""
+        quick = min(seconds, max(0.0, 10.0 - now))
+        return quick + 2 * (seconds - quick)
+
+    workload = Workload.of([(float(at), 1000, 1) for at in (0, 9, 9.5, 30)])
+    scenario = Scenario(
+        replace(ALONE, takes=takes), Decode(AT_ONCE), workload, None, rate=None, requests=None, warm_up=0.0
+    )
+    found = simulate(scenario)
+    assert found.prefill_end.tolist() == pytest.approx([1.0, 10.0, 12.0, 32.0])
+    assert found.prefill_busy.tolist() == pytest.approx([1 + 1 + 2 + 2])
+
+
 @pytest.mark.parametrize("load", [0.5, 1.5])
 def test_load_is_what_was_asked_and_utilisation_what_was_busy_meanwhile(load: float) -> None:
     found = queue(Workload.fixed(1000, 1, "even"), load, 1000)
