@@ -21,6 +21,7 @@ import numpy as np
 
 from hawk._version import __version__
 from hawk.bench.load_client import arrivals, open_loop
+from hawk.bench.load_others import Others
 from hawk.bench.load_pace import pace_of, watched
 from hawk.bench.load_pair import started
 from hawk.bench.load_predict import foretell
@@ -100,7 +101,8 @@ def run(
         tell("two engines start")
         async with started(found_python, SETTING, processors, LONGEST) as pair:
             with watched(dict(zip(SIDES, processors, strict=True)), found_python) as watch:
-                await measure(pair, result, fractions, requests, runs, tell)
+                others = Others(frozenset().union(*processors))
+                await measure(pair, result, fractions, requests, runs, tell, others.part)
             result.pace = {side: pace_of(samples) for side, samples in watch.samples.items()}
             if any(rate.failed for rate in result.rates):
                 result.logs = pair.told()
@@ -121,10 +123,14 @@ async def measure(
     requests: int,
     runs: int,
     tell: Tell = lambda _: None,
+    others: Callable[[], float] = lambda: 0.0,
     singles: Sequence[int] = SINGLES,
     batches: Sequence[int] = BATCHES,
 ) -> None:
-    """Fills `result`: the rates of single requests, then the requests at each fraction of the capacity."""
+    """Fills `result`: the rates of single requests, then the requests at each fraction of the capacity.
+
+    others    the part of the processors that other programs took since it was asked last
+    """
     lengths, vocabulary = result.setting.lengths, result.setting.shape.vocabulary
     dice = random.Random(result.seed)
     drawn, _ = lengths.draw(np.random.default_rng(result.seed), 2000)
@@ -136,6 +142,7 @@ async def measure(
         plan = arrivals(fraction * most, requests, lengths, np.random.default_rng([result.seed, number]))
         tell(f"{requests} requests at {fraction * most:.2f} a second")
         before = await _counted(pair)
+        others()
         at, asked = await open_loop(pair, plan, vocabulary, dice)
         after = await _counted(pair)
         count = {name: after[name] - before[name] for name in before}
@@ -147,6 +154,7 @@ async def measure(
                 requests=asked,
                 fetched=round(count["fetched"]),
                 at=at,
+                others=others(),
                 parts={"measured": _parts(asked, count)},
             )
         )

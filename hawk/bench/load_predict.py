@@ -51,6 +51,9 @@ LATE = 0.05
 CHANGED = 1.1
 """How many times as long, or as short, processors may take as before, until that is told."""
 
+TAKEN = 0.02
+"""The part of the processors that others may take until that is told."""
+
 LACKS = (
     "An engine asks for a cache at the end of a decode step, and sees at the end of a later one that it has come.",
     "The sides slow each other in the mean over a run, not while both happen to be busy.",
@@ -154,6 +157,10 @@ def foretell(measured: Measured) -> None:
         if rate.late > LATE:
             measured.lacks.append(
                 f"{rate.fraction:.0%}: a request was sent {rate.late:.2f} s late: the machine had more to do than this"
+            )
+        if rate.others > TAKEN:
+            measured.lacks.append(
+                f"{rate.fraction:.0%}: other programs took {rate.others:.0%} of the processors meanwhile"
             )
         changed = slower(measured, rate)
         if max(changed, 1 / changed) > CHANGED:

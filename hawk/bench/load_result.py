@@ -130,6 +130,7 @@ class Rate(msgspec.Struct, kw_only=True):
     fraction  of what the prefill engine can do
     warm_up   requests at the beginning that no percentile counts
     at        when the first could be due, on the system's count of seconds
+    others    the part of the processors that other programs took meanwhile
     fetched   caches that HAWK has carried; of others the decode engine computed the prompt itself
     compared  one entry for each model and percentile, without those that lie among failed requests
     parts     mean seconds of `PARTS` over all answered requests, `measured` (by the engines' own counts, and the
@@ -142,6 +143,7 @@ class Rate(msgspec.Struct, kw_only=True):
     requests: list[Request]
     fetched: int
     at: float = 0.0
+    others: float = 0.0
     compared: list[Compared] = []
     parts: dict[str, dict[str, float]] = {}
 

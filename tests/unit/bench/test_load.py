@@ -205,7 +205,7 @@ def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
         load.run(fractions=[fraction])
 
 
-def measured(made: FakePair, fractions: list[float], requests: int = 250) -> Measured:
+def measured(made: FakePair, fractions: list[float], requests: int = 250, **more: Any) -> Measured:
     """A whole run over that pair."""
     result = Measured(
         date="2026-01-01T00:00:00+00:00",
@@ -220,7 +220,9 @@ def measured(made: FakePair, fractions: list[float], requests: int = 250) -> Mea
     )
 
     async def whole() -> None:
-        await load.measure(made, result, fractions, requests, 2, singles=(128, 512, 2048), batches=(1, 2, 4))
+        await load.measure(
+            made, result, fractions, requests, 2, singles=(128, 512, 2048), batches=(1, 2, 4), **more
+        )
 
     run(whole())
     foretell(result)
@@ -241,6 +243,13 @@ def test_a_pair_that_does_what_single_requests_did_is_foretold() -> None:
     low, high = found.rates
     assert high.parts["measured"]["rest"] > 2 * low.parts["measured"]["rest"]
     assert high.ttft(90) > 1.5 * low.ttft(90)  # there is a line to be foretold
+
+
+def test_what_other_programs_take_meanwhile_is_said() -> None:
+    taken = iter([0.5, 0.01, 0.5, 0.25])  # before each rate it is asked as well, for the count to begin there
+    found = measured(pair(), [0.3, 0.4], 40, others=lambda: next(taken))
+    assert [rate.others for rate in found.rates] == [0.01, 0.25]
+    assert found.lacks[0] == "40%: other programs took 25% of the processors meanwhile"
 
 
 def test_sides_that_slow_each_other_are_foretold_only_by_the_model_that_knows() -> None:
