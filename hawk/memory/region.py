@@ -131,8 +131,9 @@ class Segments:
                 got=int(self.region.max()),
                 expected=f"0..{len(regions) - 1}",
             )
-        sizes = np.asarray([r.nbytes for r in regions], dtype=np.int64)
-        bad = (self.local < 0) | (self.local + self.nbytes > sizes[self.region])
+        each = np.asarray([r.nbytes for r in regions], dtype=np.int64)
+        sizes = each if len(regions) == 1 else each[self.region]
+        bad = (self.local < 0) | (self.local + self.nbytes > sizes)
         bad |= self.remote < 0
         if remote_nbytes is not None:
             bad |= self.remote + self.nbytes > remote_nbytes
@@ -142,7 +143,7 @@ class Segments:
                 "a segment lies outside its region",
                 field=f"segments[{i}]",
                 got=f"local {int(self.local[i])}, remote {int(self.remote[i])}, {int(self.nbytes[i])} bytes",
-                expected=f"within {int(sizes[self.region[i]])} local and {remote_nbytes} remote bytes",
+                expected=f"within {int(each[self.region[i]])} local and {remote_nbytes} remote bytes",
             )
 
 

@@ -8,6 +8,7 @@ many short ones arrive in a buffer as the few long ranges that they are at the s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import time
 from collections import deque
@@ -17,28 +18,23 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from hawk.errors import AccessDenied
-from hawk.observe.log import get as get_log
-from hawk.transports import _pieces
-from hawk.transports._engine import _greeting, _places, _wire
+from hawk.transports._engine import _greeting, _places, _steps, _wire
 from hawk.transports._engine._deal import Dealer
 from hawk.transports._engine._guest import limit_send, tune
 from hawk.transports._engine._kept import Kept
 from hawk.transports._engine._pause import Pause
 from hawk.transports._engine._seam import EngineFailed
+from hawk.transports._engine._steps import Pace
 from hawk.transports._grants import KEY_BYTES
 from hawk.transports._lanes import Lane, Work
-from hawk.transports._links import LanesLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from hawk.memory.region import I64, Region
+    from hawk.memory.region import Region
     from hawk.transports._engine._seam import Engine, Handle, Opener
+    from hawk.transports._engine._steps import Step
     from hawk.transports._pieces import Piece
-log = get_log("hawk.transports.engine")
-
-_MOST_ROWS = 1 << 18
-"""Rows in one piece: bounds how long its tables take to lay out."""
 
 _DEPTH = 2
 """Chunks under way at a time; one more is dealt out meanwhile."""
@@ -86,9 +82,16 @@ class _Flight:
 
 
 class EngineLane(Lane):
-    """The connection, the engine, and the thread that works both."""
+    """The connection, the engine, and the thread that works both; `beside` as `Dealer` has it."""
 
-    def __init__(self, config: Settings, way: Way, opener: Opener, on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        config: Settings,
+        way: Way,
+        opener: Opener,
+        on_step: Callable[[int], None],
+        beside: bool = True,
+    ) -> None:
         super().__init__(f"{way.host}:{way.port}", config.connect_timeout)
         self._config = config
         self._way = way
@@ -96,12 +99,14 @@ class EngineLane(Lane):
         self._on_step = on_step
         self._engine: Engine | None = None
         self._kept = Kept()
-        self._dealer = Dealer(_DEPTH + 1, config.chunk)
+        self._dealer = Dealer(_DEPTH + 1, config.chunk, beside)
         self._peer: object | None = None
         self._welcome = _NOBODY
         self.gpus = ""
         self._refused: dict[int, str] = {}
         self._number = 0
+        self._pause = Pause()
+        self._pace = Pace(config.chunk)
         self._inbox = bytearray()
         self._verdicts: dict[int, int] = {}
         self._notices: set[int] = set()
@@ -167,7 +172,14 @@ class EngineLane(Lane):
             raise EngineFailed("the engine was closed")
         self._take_in(sock, self._engine, work, piece)
         pushed = self._welcome.pushes
-        if high > self._welcome.nbytes or not (pushed or self._ask(sock, _wire.ENTER, low, high, work.key)):
+        if high > self._welcome.nbytes:
+            raise self._denied(low, high)
+        if not pushed:
+            self._say(sock, _wire.ENTER, low, high, work.key)
+        # The first step is laid out while the server hears of us.
+        steps = self._steps(sock, work, piece)
+        first = next(steps)
+        if not pushed and not self._heard(sock):
             raise self._denied(low, high)
         # From here until we have left, the connection must stand: its end tells the server that we are out.
         with self._guard:
@@ -176,7 +188,7 @@ class EngineLane(Lane):
             self._hands_off = True
         try:
             try:
-                self._move(sock, work, piece, low, high)
+                self._move(sock, work, itertools.chain((first,), steps), low, high)
             finally:
                 self._dealer.settle()
         except AccessDenied:
@@ -190,11 +202,13 @@ class EngineLane(Lane):
                 interrupted = self._interrupted
         if interrupted:
             raise ConnectionAbortedError("stopped")
-        if not pushed and not self._ask(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES)):
+        if not pushed and not self._heard(sock):
             raise AccessDenied("the key was revoked during the read", peer=self.peer)
 
     def _take_in(self, sock: socket.socket, engine: Engine, work: Work, piece: Piece) -> None:
         """Sees to it that the engine knows the memory of GPUs that a piece goes into; raises `RegistrationFailed`."""
+        if not _places.in_gpus(work):
+            return
         for region in _places.used(work, piece):
             if region.gpu < 0:
                 continue
@@ -218,32 +232,47 @@ class EngineLane(Lane):
             peer=self.peer,
         )
 
-    def _ask(self, sock: socket.socket, op: int, low: int, high: int, key: bytes) -> bool:
+    @staticmethod
+    def _say(sock: socket.socket, op: int, low: int, high: int, key: bytes) -> None:
         sock.sendall(_wire.REQUEST.pack(op, 0, 0, low, high, key))
-        answer = _greeting.exactly(sock, _wire.VERDICT.size)
+
+    def _heard(self, sock: socket.socket) -> bool:
+        """The verdict on what was said last."""
+        answer, pause = b"", self._pause
+        pause.touch()
+        while pause.linger():
+            with contextlib.suppress(BlockingIOError):
+                answer = sock.recv(_wire.VERDICT.size, socket.MSG_DONTWAIT)
+                break
+        answer += _greeting.exactly(sock, _wire.VERDICT.size - len(answer))
         if len(answer) < _wire.VERDICT.size:
             raise ConnectionResetError("the peer ended before it answered")
         return bool(_wire.VERDICT.unpack(answer)[0] == _wire.OK)
 
-    def _move(self, sock: socket.socket, work: Work, piece: Piece, low: int, high: int) -> None:
+    def _steps(self, sock: socket.socket, work: Work, piece: Piece) -> Iterator[Step]:
+        engine, chunk = self._engine, self._config.chunk
+        assert engine is not None
+
+        def taken(regions: Sequence[Region]) -> bool:
+            return all(self._kept.knows(engine, r) for r in regions) and self._told(sock)
+
+        return _steps.steps(work, piece, chunk, self._pace.stride, self._config.gather, taken)
+
+    def _move(self, sock: socket.socket, work: Work, steps: Iterable[Step], low: int, high: int) -> None:
         """Moves all rows, or as many as were begun before an interrupt.  Raises `OSError` or `AccessDenied`."""
         flights: deque[_Flight] = deque()
         done = 0
         refused: AccessDenied | None = None
-        steps = (
-            step
-            for part in _places.alike(work, piece)
-            for step in _pieces.cut(part, self._config.chunk, _wire.MAX_ROWS)
-        )
+        began = time.monotonic()
         for turn, step in enumerate(steps):
             if len(flights) == _DEPTH:
-                done, refused = self._land(sock, work, flights.popleft(), done, alone=False)
+                done, refused = self._land(sock, work, flights.popleft(), done, last=False)
             if self._interrupted or refused is not None:
                 break
             flights.append(self._begin(sock, work, step, turn, low, high))
         while flights:
             flight = flights.popleft()
-            done, late = self._land(sock, work, flight, done, alone=not flights)
+            done, late = self._land(sock, work, flight, done, last=not flights)
             refused = refused or late
         late = None
         try:
@@ -251,26 +280,19 @@ class EngineLane(Lane):
                 raise refused
         finally:
             refused = None  # it has this frame in its traceback, and the frame the read's regions
+        self._pace.went(done, time.monotonic() - began)
 
-    def _begin(self, sock: socket.socket, work: Work, step: Piece, turn: int, low: int, high: int) -> _Flight:
-        engine = self._engine
+    def _begin(self, sock: socket.socket, work: Work, step: Step, turn: int, low: int, high: int) -> _Flight:
+        engine, gpu = self._engine, step.gpu
         assert engine is not None
-        rows = _pieces.join(step)
-        used = _places.used(work, rows)
-        gpu = used[0].gpu
-        long = rows.total >= self._config.gather * len(rows.nbytes)
-        # Into memory of a GPU no processor could deal rows out; whoever reads there gives long ones.
-        if gpu >= 0 or (long and all(self._kept.knows(engine, r) for r in used) and self._told(sock)):
-            local, remote, nbytes = work.bases[rows.region] + rows.local, rows.remote, rows.nbytes
-            turn = -1
-        else:
+        local, remote, nbytes = step.local, step.remote, step.nbytes
+        if not step.places:
             buffer = self._dealer.take(turn)
             if not self._kept.knows(engine, buffer):
                 raise EngineFailed("the engine takes no memory of this process")
-            remote, nbytes = rows.ranges()
-            local = np.cumsum(nbytes) - nbytes + int(buffer.ctypes.data)
+            local = local + int(buffer.ctypes.data)
         self._number += 1
-        flight = _Flight(rows, turn, self._number, None)
+        flight = _Flight(step.rows, -1 if step.places else turn, self._number, None)
         if self._welcome.pushes:
             table = np.stack((remote, local, nbytes), axis=1).astype(_wire.ROW)
             op = _wire.with_gpu(_wire.PUSH, gpu)
@@ -294,13 +316,14 @@ class EngineLane(Lane):
         return True
 
     def _land(
-        self, sock: socket.socket, work: Work, flight: _Flight, done: int, *, alone: bool
+        self, sock: socket.socket, work: Work, flight: _Flight, done: int, *, last: bool
     ) -> tuple[int, AccessDenied | None]:
         """Waits for a chunk and has it dealt out; the bytes so far, and why it did not come if that was the answer.
 
         Raises `EngineFailed` where it did not end in time after an interrupt: then the engine is to be closed.
         """
-        pause = Pause()
+        pause = self._pause
+        pause.touch()
         until = 0.0
         pushed = self._welcome.pushes
         while not (self._pushed_yet(sock, flight) if pushed else self._read_yet(flight)):
@@ -318,10 +341,13 @@ class EngineLane(Lane):
             if status != _wire.OK:
                 raise EngineFailed("the peer's engine could not write")
         rows = flight.rows
-        if flight.turn >= 0 and not self._interrupted:
-            self._dealer.deal(work, rows, flight.turn, at_once=alone)
         done += rows.total
         self._on_step(done)
+        if last and not pushed and not self._interrupted:
+            # No more is read there.  What is dealt out meanwhile is ours already.
+            self._say(sock, _wire.LEAVE, 0, 0, bytes(KEY_BYTES))
+        if flight.turn >= 0 and not self._interrupted:
+            self._dealer.deal(work, rows, flight.turn, at_once=last)
         return done, None
 
     def _read_yet(self, flight: _Flight) -> bool:
@@ -346,31 +372,3 @@ class EngineLane(Lane):
                 self._verdicts[number] = status
         status = self._verdicts.get(flight.number)
         return status is not None and (status != _wire.OK or flight.number in self._notices)
-
-
-class EngineLink(LanesLink):
-    """Reads from one peer."""
-
-    def __init__(
-        self, name: str, config: Settings, way: Way, opener: Opener, on_step: Callable[[int], None]
-    ) -> None:
-        self._lane = EngineLane(config, way, opener, on_step)
-        self._name = name
-        self._told: set[int] = set()
-        super().__init__(
-            f"hawk-{name}-read", [self._lane], least=config.chunk, most=config.piece, rows=_MOST_ROWS
-        )
-
-    def into(self, gpu: int) -> bool:
-        """See `Link.into`; the log says once for each why not."""
-        if (why := self._lane.why_not(gpu)) and gpu not in self._told:
-            self._told.add(gpu)
-            log.info("memory of GPUs is filled by way of the host", transport=self._name, gpu=gpu, reason=why)
-        return not why
-
-    def _bases(self, regions: Sequence[Region]) -> I64:
-        for region in regions:
-            if region.gpu >= 0 and (why := self._lane.why_not(region.gpu)):
-                raise _places.not_taken(region, why)
-        of_host = iter(_pieces.bases([r for r in regions if r.gpu < 0]).tolist())
-        return np.asarray([r.address if r.gpu >= 0 else next(of_host) for r in regions], dtype=np.int64)

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class Dealer:
-    """The buffers of one lane, used in turn, and a thread that empties them, made when it is first wanted."""
+    """The buffers of one lane, used in turn, and a thread that empties them, made when it is first wanted.
 
-    def __init__(self, buffers: int, nbytes: int) -> None:
-        self._count, self._nbytes = buffers, nbytes
+    beside    whether there is to be such a thread; else rows are dealt out by whoever asks for it
+    """
+
+    def __init__(self, buffers: int, nbytes: int, beside: bool = True) -> None:
+        self._count, self._nbytes, self._beside = buffers, nbytes, beside
         self._buffers: list[U8] = []
         self._emptied: dict[int, Future[None]] = {}
         self._pool: Threads | None = None
@@ -49,7 +52,7 @@ class Dealer:
         at_once    nothing else is under way that could be held up: does it here and now
         """
         buffer = self.buffers[turn % self._count]
-        if not at_once:
+        if self._beside and not at_once:
             try:
                 self._pool = self._pool or Threads(1, thread_name_prefix="hawk-engine-deal")
                 self._emptied[turn % self._count] = self._pool.submit(_copied, work, rows, buffer)

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
 
 class Guest:
-    """One connection; `held` is the grant that it is inside of, `peer` the engine's word for whom to write to."""
+    """One connection; `held` is the grant that it is inside of, `peer` the engine's word for whom to write to.
 
-    __slots__ = ("deadline", "greeted", "held", "inbox", "outbox", "peer", "sock")
+    waits    something of what it said is yet to be heard
+    """
+
+    __slots__ = ("deadline", "greeted", "held", "inbox", "outbox", "peer", "sock", "waits")
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
@@ -23,6 +26,7 @@ class Guest:
         self.inbox = bytearray()
         self.outbox = bytearray()
         self.peer: object | None = None
+        self.waits = False
 
 
 def tune(sock: socket.socket) -> None:

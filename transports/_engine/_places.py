@@ -18,11 +18,21 @@ if TYPE_CHECKING:
 
 def used(work: Work, rows: Piece) -> list[Region]:
     """The regions that these rows lie in."""
-    return [work.regions[i] for i in np.unique(rows.region).tolist()]
+    if len(work.regions) == 1:
+        return list(work.regions)
+    return [work.regions[i] for i in np.flatnonzero(np.bincount(rows.region)).tolist()]
+
+
+def in_gpus(work: Work) -> bool:
+    """Whether a read goes into memory of GPUs, or some of it."""
+    return any(region.gpu >= 0 for region in work.regions)
 
 
 def alike(work: Work, piece: Piece) -> Iterator[Piece]:
     """The rows in memory of the host, then those in each GPU's: one request of an engine is of one kind of memory."""
+    if not in_gpus(work):
+        yield piece
+        return
     gpus = np.asarray([region.gpu for region in work.regions])[piece.region]
     kinds = np.unique(gpus).tolist()
     if len(kinds) == 1:

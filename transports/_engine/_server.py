@@ -151,14 +151,17 @@ class Server:
         guests: dict[int, Guest] = {}
         paused_until = 0.0
         pause = Pause()
-        with selectors.DefaultSelector() as selector, listener:
+        with selectors.EpollSelector() as selector, listener:
             try:
                 selector.register(wake, selectors.EVENT_READ)
                 selector.register(listener, selectors.EVENT_READ)
                 while not self._closing:
-                    at_work = bool(self._pushes) or any(g.held for g in guests.values())
-                    if at_work:
-                        pause.wait()
+                    waiting = [guest for guest in guests.values() if guest.waits]
+                    at_work = bool(waiting or self._pushes) or any(g.held for g in guests.values())
+                    if at_work and not waiting:
+                        pause.wait(selector.fileno())
+                    # Who has just said something, or been answered, may well go on.
+                    at_work = at_work or (bool(guests) and pause.linger())
                     wait = 0.0 if at_work else self._wait(guests, paused_until)
                     for key, _ in selector.select(wait):
                         pause.touch()
@@ -167,6 +170,9 @@ class Server:
                                 selector.unregister(listener)
                                 paused_until = time.monotonic() + _ACCEPT_PAUSE
                         elif (guest := guests.get(key.fd)) is not None and not self._attend(guest, selector):
+                            self._part(guest, guests, selector)
+                    for guest in waiting:
+                        if guest.sock.fileno() in guests and not self._listen(guest, selector):
                             self._part(guest, guests, selector)
                     for guest in self._work(pause):
                         if guest.sock.fileno() in guests and not self._send(guest, selector):
@@ -271,8 +277,15 @@ class Server:
         if not data:
             return False
         guest.inbox += data
+        return self._listen(guest, selector)
+
+    def _listen(self, guest: Guest, selector: selectors.BaseSelector) -> bool:
+        """Answers what a guest has said, up to one push: posting that may take as long as its bytes do, and who asked
+        for it is to hear of the one before meanwhile.  False where the connection is to end.
+        """
+        guest.waits = False
         try:
-            while self._hear(guest):
+            while not guest.waits and self._hear(guest):
                 pass
         except EngineFailed as error:
             log.warning("a reader is turned away", transport=self._transport, reason=str(error))
@@ -308,6 +321,7 @@ class Server:
         if op == _wire.PUSH:
             rows = np.frombuffer(body, _wire.ROW).reshape(count, 3)
             verdict = self._pushes.begin(engine, guest, guest.peer, number, key, (low, high), rows, gpu)
+            guest.waits = bool(inbox)
             if verdict != _wire.OK:
                 guest.outbox += _wire.VERDICT.pack(verdict, number)
         elif engine.meet(body) != guest.peer:

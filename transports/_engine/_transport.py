@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hawk.transports import _checks, _machine
 from hawk.transports._engine import _client, _door
-from hawk.transports._engine._client import EngineLink
+from hawk.transports._engine._link import EngineLink
 from hawk.transports._engine._server import Server
 from hawk.transports._serving import Serving
 from hawk.transports.base import Grant, Link, Viability
@@ -47,6 +47,11 @@ class EngineTransport(Serving[Server, EngineLink]):
         """Whether to ask this peer to write."""
         del endpoint
         return False
+
+    def _lanes(self, endpoint: Mapping[str, str]) -> int:
+        """How many engines a link to this peer has."""
+        del endpoint
+        return 1
 
     def _facts(self) -> dict[str, str]:
         """What the endpoint says beyond where we listen."""
@@ -119,5 +124,6 @@ class EngineTransport(Serving[Server, EngineLink]):
         """See `Transport.connect`."""
         token = self._token_of(endpoint)
         way = _client.Way(endpoint["host"], int(endpoint["port"]), token, self._asks(endpoint))
-        link = EngineLink(self.name, self._settings, way, self.engine, self._step)
+        lanes = self._lanes(endpoint)
+        link = EngineLink(self.name, self._settings, way, self.engine, self._step, lanes)
         return await self._open(link, timeout)

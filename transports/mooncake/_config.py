@@ -46,7 +46,7 @@ class MooncakeConfig:
     retries: int = 2
     stall_timeout: Duration = 10.0
     chunk: Size = 8 << 20
-    piece: Size = 64 << 20
+    piece: Size = 128 << 20
     gather: Size = 64 << 10
     grace: Duration = 2.0
     drain_timeout: Duration = 2.0

@@ -139,11 +139,17 @@ class NixlTransport(EngineTransport):
     def _may_push(self) -> bool:
         return self.config.direction != "pull"
 
-    def _asks(self, endpoint: Mapping[str, str]) -> bool:
-        if self.config.direction == "pull":
+    def _shares_memory(self, endpoint: Mapping[str, str]) -> bool:
+        """Whether UCX gets at the peer's memory without that one's doing."""
+        if endpoint.get("boot") != _machine.boot_id():
             return False
+        tls = self.config.tls
+        return not tls or tls.startswith("^") or bool(_SHARED & set(tls.split(",")))
+
+    def _asks(self, endpoint: Mapping[str, str]) -> bool:
         # What writes into our memory must be kept from it by closing our end, should it neither finish nor answer.
-        if endpoint.get("boot") == _machine.boot_id():
-            tls = self.config.tls
-            return bool(tls) and not tls.startswith("^") and not _SHARED & set(tls.split(","))
-        return True
+        return self.config.direction != "pull" and not self._shares_memory(endpoint)
+
+    def _lanes(self, endpoint: Mapping[str, str]) -> int:
+        # Through shared memory it is the reader that copies, in the thread that posts.
+        return self.config.copiers if self._shares_memory(endpoint) else 1

@@ -22,12 +22,13 @@ class NixlConfig:
                        unless both are on one host and `tls` has ways through shared memory; what is pushed takes two
                        sides of which neither says "pull"
     gpu                the GPU whose memory chunks are served from; -1: memory of the host
+    copiers            agents, each with a thread, of a link through shared memory, where the reader's side copies
     chunk              bytes moved by one request of the engine; two are under way at a time
     piece              bytes moved under one entry at the server
     gather             rows shorter than this on average arrive in a buffer, and are dealt out from there
     grace              how long `revoke` waits for readers that are inside the range
     drain_timeout      how long requests of a read that was ended may take to end before the link's agent is destroyed
-    max_connections    links that are served at a time
+    max_connections    links that are served at a time; one of several agents counts as so many
     handshake_timeout  how long a connection may take to say hello
     connect_timeout    how long a lost connection may take to come back before the link counts as broken
     """
@@ -39,8 +40,9 @@ class NixlConfig:
     ucx: tuple[str, ...] = ()
     direction: Literal["pull", "push", "auto"] = "auto"
     gpu: int = -1
+    copiers: int = 2
     chunk: Size = 8 << 20
-    piece: Size = 64 << 20
+    piece: Size = 128 << 20
     gather: Size = 64 << 10
     grace: Duration = 2.0
     drain_timeout: Duration = 2.0
@@ -51,6 +53,7 @@ class NixlConfig:
     def __post_init__(self) -> None:
         _checks.engine("transport.nixl", self)
         _checks.whole("transport.nixl.gpu", self.gpu, -1, 1 << 16)
+        _checks.whole("transport.nixl.copiers", self.copiers, 1, 16)
         _checks.choice("transport.nixl.direction", self.direction, ("pull", "push", "auto"))
         for entry in self.ucx:
             _checks.setting("transport.nixl.ucx", entry)

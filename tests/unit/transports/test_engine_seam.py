@@ -19,8 +19,7 @@ from hawk.errors import (
     TransportError,
 )
 from hawk.memory.region import Region, Segments
-from hawk.transports._engine import _wire
-from hawk.transports._engine._pause import Pause
+from hawk.transports._engine import _link, _wire
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport
 from hawk.transports.mooncake._te import MooncakeEngine
@@ -257,6 +256,63 @@ async def test_rows_of_a_push_that_the_key_does_not_cover(offset: int, nbytes: i
     ours.close()
 
 
+async def test_who_asks_for_two_pushes_hears_of_the_first_before_the_second_is_begun() -> None:
+    heard = threading.Event()
+
+    class Waits(NixlAgent):
+        posts = 0
+
+        def post(self, *rows: Any, **gpus: int) -> Any:
+            self.posts += 1
+            if self.posts == 2 and not heard.wait(30.0):
+                raise EngineFailed("nobody heard of the first one")
+            return super().post(*rows, **gpus)
+
+    ours = NixlAgent("tcp", package=fake_engines)
+    target = np.zeros(8192, np.uint8)
+    ours.register(int(target.ctypes.data), target.nbytes)
+    async with rig(nixl("push", lambda: Waits("tcp", package=fake_engines)), nixl("push")) as r:
+        endpoint, key = r.serving.endpoint, r.serving.grant(0, 8192).key
+        reader, writer = await asyncio.open_connection(endpoint["host"], int(endpoint["port"]))
+        told = ours.description
+        writer.write(_hello(bytes.fromhex(endpoint["token"]), _wire.PUSHES, len(told), told))
+        welcome = _wire.WELCOME.unpack(await reader.readexactly(_wire.WELCOME.size))
+        await reader.readexactly(welcome[5])
+        writer.write(
+            b"".join(
+                _wire.REQUEST.pack(_wire.PUSH, 1, number, 0, 8192, key)
+                + np.asarray([[at, int(target.ctypes.data) + at, 4096]], _wire.ROW).tobytes()
+                for number, at in ((1, 0), (2, 4096))
+            )
+        )
+        assert _wire.VERDICT.unpack(await reader.readexactly(_wire.VERDICT.size)) == (_wire.OK, 1)
+        heard.set()
+        assert _wire.VERDICT.unpack(await reader.readexactly(_wire.VERDICT.size)) == (_wire.OK, 2)
+        assert np.array_equal(target, r.source[:8192])
+        writer.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("processors", [2, 64])
+async def test_where_the_reader_copies_several_agents_do(
+    counting: type[Counting], processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_link.os, "sched_getaffinity", lambda pid: set(range(processors)))
+
+    def reads(tls: str) -> NixlTransport:
+        return NixlTransport(NixlConfig(tls=tls, copiers=2, **SMALL), opener=counting)
+
+    for tls, agents in (("", 2), ("tcp", 1)):
+        counting.made.clear()
+        async with rig(nixl("pull"), reads(tls)) as r:
+            grant = r.serving.grant(0, 1 << 20)
+            segments, sizes = scatter([2048] * 300, 3, gap=0)
+            targets = Targets(sizes)
+            await r.read(grant, segments, targets)
+            targets.check(segments, r.source)
+            assert sum(bool(agent.rows) for agent in counting.made) == agents
+
+
 async def _talk(endpoint: dict[str, str], *messages: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(endpoint["host"], int(endpoint["port"]))
     try:
@@ -311,17 +367,6 @@ async def test_a_full_house_says_so_unless_strangers_can_make_room() -> None:
         with socket.create_connection((serving.endpoint["host"], int(serving.endpoint["port"]))):
             link = await reading.connect(serving.endpoint, timeout=30.0)
             await link.close()
-
-
-def test_pauses_grow_with_the_quiet() -> None:
-    pause = Pause()
-    assert pause.seconds() == 0.0
-    pause._since -= 0.4
-    assert 5e-4 < pause.seconds() < 2e-3
-    pause._since -= 100
-    assert pause.seconds() == 2e-3
-    pause.touch()
-    assert pause.seconds() == 0.0
 
 
 async def test_a_port_in_use_is_named_with_its_setting() -> None:

@@ -16,7 +16,7 @@ from hawk.jobs.lifting import Landings
 from hawk.memory.cuda import CudaMemory, DeviceRegion
 from hawk.memory.region import Segments
 from hawk.transports import nixl as package
-from hawk.transports._engine import _client, _wire
+from hawk.transports._engine import _link, _wire
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports.nixl import NixlConfig, NixlTransport, _vram
 from hawk.transports.nixl._agent import NixlAgent
@@ -88,7 +88,7 @@ async def test_a_gpu_that_the_engine_does_not_take_is_filled_by_way_of_the_host(
             super().register(address, nbytes)
 
     said, landings = Said(), Landings()
-    monkeypatch.setattr(_client, "log", said)
+    monkeypatch.setattr(_link, "log", said)
     async with rig(nixl(), nixl(why=why, make=Refuses)) as r:
         for rows in (SHORT, LONG):
             await arrives(driver_with_rows, r, rows, landings)
