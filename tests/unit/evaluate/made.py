@@ -67,7 +67,8 @@ def load() -> dict[str, Any]:
 
 def simulated(**changes: Any) -> Simulated:
     """Runs at two rates; GN-Host reaches no knee, GG-Host one of 0.4 requests a second."""
-    runs, knees = [], {}
+    runs: list[Run] = []
+    knees: dict[tuple[str, str], Run | None] = {}
     for workload in ("chatbot", "summarization"):
         for at, way in enumerate(("gg-direct", "gn-hawk", "gg-host", "gn-host")):
             runs += [

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Page(HTMLParser):
 def report() -> Report:
     """Something of every kind: measured here and elsewhere, simulated, and reality."""
 
-    def source(tree: dict, origin: Origin, name: str) -> sources.Source:
+    def source(tree: dict[str, Any], origin: Origin, name: str) -> sources.Source:
         return sources.source(json.loads(json.dumps(tree)), Path(name), origin, name)
 
     here = [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawk.bench import fragmentation, load_result
+from hawk.bench import fragmentation, load, load_result
 from hawk.bench.samples import stamped
 from hawk.errors import InvalidArgument
 from hawk.evaluate import sources
@@ -69,7 +69,7 @@ def test_what_a_pair_under_load_writes_is_read(tmp_path: Path) -> None:
         machine=made.MACHINE,
         versions={},
         seed=1,
-        setting={},
+        setting=load.SETTING,
         rates=rates,
         lacks=["a line"],
     )
