@@ -61,30 +61,6 @@ FN u32 either(u32 a, u32 b)
 /* The larger of what was found and of another value, where that is finite. */
 FN u32 counted(u32 found, u32 x) { return either(found, is_finite(x) ? x & 0x7fffffff : 0x80000000); }
 
-/* -- values of codes that are finite numbers, `up` bits below the highest of a word -- */
-
-FN u32 any_nan_e4m3(const u32 *w, u32 n)
-{
-    u32 found = 0;
-    UNROLL for (u32 k = 0; k < n; k++) found |= (w[k] & 0x7f7f7f7f) + 0x01010101;
-    return found & 0x80808080;
-}
-FN u32 any_special_e5m2(const u32 *w, u32 n)
-{
-    u32 found = 0;
-    UNROLL for (u32 k = 0; k < n; k++) found |= (w[k] & 0x7f7f7f7f) + 0x04040404;
-    return found & 0x80808080;
-}
-/* The code's exponent and mantissa stand where those of binary32 do: what is left is a power of two, 2^120 and 2^112. */
-FN u32 quick_fp8_e4m3fn(u32 w, u32 up)
-{
-    return TO_BITS(TIMES(TO_FLOAT((u32)((i32)(w << up) >> 4) & 0x87f00000), TO_FLOAT(0x7b800000)));
-}
-FN u32 quick_fp8_e5m2(u32 w, u32 up)
-{
-    return TO_BITS(TIMES(TO_FLOAT((u32)((i32)(w << up) >> 3) & 0x8fe00000), TO_FLOAT(0x77800000)));
-}
-
 /* -- scales made -- */
 
 /* The scale as its type holds it, of the largest magnitude under it; `most` is the largest number of the codec.  The

@@ -10,6 +10,7 @@ from importlib import resources
 from math import gcd
 from typing import TYPE_CHECKING
 
+from hawk.retile.cuda import shared
 from hawk.retile.cuda.box import box_of, odd
 from hawk.retile.cuda.moves import At, code, encoded, loads, moved, packed, value
 from hawk.retile.cuda.slowly import slow
@@ -78,6 +79,7 @@ def _part(i: int, spec: Spec) -> str:
             _address(i, spec, "src"),
             _address(i, spec, "dst"),
             *([] if spec.scales is None else [phases(i, box)]),
+            *([] if spec.src_codec.group == 1 else [shared.by_call(i, spec)]),
             slow(i, box),
             _take(i, box),
             _give(i, box),
@@ -217,7 +219,7 @@ def _give(i: int, box: Box) -> str:
     more, elements = loads(box, found, "at")
     lines += more
     lines += (
-        _converted(box, found, elements, names)
+        _converted(i, box, found, elements, names)
         if spec.scales is None
         else converted(i, box, found, elements, names)
     )
@@ -233,8 +235,8 @@ def _give(i: int, box: Box) -> str:
             part = f"u32 b{first} = out[{first // 4}] >> {first % 4 * 8};"
             lines.append(f"{part} store{step}(to + {first}, &b{first});")
     if codec.group > 1:
-        shared = [0 if a.piece else a.dst // codec.group for a in found.outer]
-        lines.append(f"store1({address.format(f'2 * ({piece}) + 1')} + ({total(names, shared)}), &shared);")
+        groups = [0 if a.piece else a.dst // codec.group for a in found.outer]
+        lines.append(f"store1({address.format(f'2 * ({piece}) + 1')} + ({total(names, groups)}), &shared);")
     every = -(-found.count // THREADS)
     heavy = not _same(spec) and (codec.group > 1 or codec.bits == 8)
     body = _each(found.count, 0, every, lines, "SOME" if heavy else "UNROLL")
@@ -262,7 +264,7 @@ def _same(spec: Spec) -> bool:
     return spec.src_codec == spec.dst_codec and spec.scales is None
 
 
-def _converted(box: Box, found: Vector, elements: list[At], names: list[str]) -> list[str]:
+def _converted(i: int, box: Box, found: Vector, elements: list[At], names: list[str]) -> list[str]:
     """Lines that make `out`, and `shared` of grouped targets, of the loaded elements."""
     spec = box.spec
     src, dst = spec.src_codec, spec.dst_codec
@@ -282,52 +284,16 @@ def _converted(box: Box, found: Vector, elements: list[At], names: list[str]) ->
             f"u32 out[{dst.bits // 2}];",
             f"u32 shared = pairs_{dst.name}(w, out);",
         ]
-    if src.name in ("bfp8_b", "bfp4_b") and dst.name == "bf16":
-        return [*lines, *_quick(src.bits, elements, exponent, shift, src.name)]
     if src.group > 1:
-        values = [
-            f"shared_{src.name}({code(e, src.bits, shift)}, {x})"
-            for e, x in zip(elements, exponent, strict=True)
-        ]
-    else:
-        values = [value(src, e, shift) for e in elements]
+        return [*lines, *shared.converted(i, spec, elements, exponent, shift)]
+    values = [value(src, e, shift) for e in elements]
     if dst.group == 1:
-        return [*lines, *_out(packed([encoded(dst, v) for v in values], dst.bits))]
+        return _out(packed([encoded(dst, v) for v in values], dst.bits))
     return [
-        *lines,
         f"u32 x[{dst.group}];",
         *(f"x[{k}] = {v};" for k, v in enumerate(values)),
         f"u32 out[{dst.group * dst.bits // 32}];",
         f"u32 shared = group_{dst.name}(x, out);",
-    ]
-
-
-def _quick(bits: int, elements: list[At], exponent: list[str], shift: str, name: str) -> list[str]:
-    """Codes of block floats as bf16: by a product where no value is denormal, else the long way."""
-    keep = bits - 1
-    every = list(dict.fromkeys(exponent))
-    codes = [code(e, bits, shift) for e in elements]
-    out = [f"out[{j}]" for j in range(-(-len(elements) // 2))]
-
-    def halves(values: list[str]) -> list[str]:
-        if len(values) == 1:
-            return [f"{out[0]} = ({values[0]}) >> 16;"]
-        return [
-            f"{out[j]} = PERMUTE({values[2 * j]}, {values[2 * j + 1]}, 0x7632);"
-            for j in range(len(values) // 2)
-        ]
-
-    quick = [f"quick_bfp({c}, {keep}, by_{x})" for c, x in zip(codes, exponent, strict=True)]
-    slowly = [f"shared_{name}({c}, {x})" for c, x in zip(codes, exponent, strict=True)]
-    # A product of whole numbers and 2^(E - 126 - keep), whose exponent field is E + 1 - keep.
-    return [
-        f"u32 out[{len(out)}];",
-        *(f"const float by_{x} = TO_FLOAT(({x} - {keep - 1}u) << 23);" for x in every),
-        f"if ({' && '.join(f'{x} >= {keep}u' for x in every)}) {{",
-        *halves(quick),
-        "} else {",
-        *halves(slowly),
-        "}",
     ]
 
 
