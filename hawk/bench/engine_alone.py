@@ -1,15 +1,21 @@
-"""A transfer engine without HAWK: one process lends its memory, this one moves bytes out of it (or into it).
+"""A transfer engine without HAWK: one process lends its memory, this one moves bytes out of it, or has them written.
 
-    python -m hawk.bench.engine_alone FD NBYTES WAY SETTINGS WRITE
+    python -m hawk.bench.engine_alone FD NBYTES WAY SETTINGS
 
-The process registers the shared buffer, or memory of its own where it is written to, prints one JSON line with what
-the other side needs, works its engine while it is told to ("g" on standard input, "s" to stop), and ends with that.
+The process registers the shared buffer, prints one JSON line with what the other side needs, and does what it is told
+on standard input, with which it ends:
+
+    g, s                          to work its engine, and to stop
+    m, length u32, description    to meet who will have bytes written
+    w, rows u32, rows             to write them: offset, target address and bytes, i64 each; `DONE` is the notice
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import queue
+import struct
 import subprocess
 import sys
 import threading
@@ -31,6 +37,12 @@ if TYPE_CHECKING:
     from hawk.transports._engine._seam import Engine
 
 
+DONE = b"done"
+_LENGTH = struct.Struct("<I")
+_LOOKS = 1024
+"""Looks for a notice between two at whether the other process is still there."""
+
+
 def open_engine(way: str, settings: Mapping[str, str]) -> Engine:
     """The engine of a transport that stands on one, called as in `hawk.bench.serving`."""
     name = way.partition("+")[0]
@@ -47,14 +59,14 @@ def stands_on_one(name: str) -> bool:
 class Alone:
     """One way's engine, with its peer in a process of its own: `with Alone(...) as alone`.
 
-    write    it moves bytes into the other process, not out of it
+    write    the other process WRITEs the bytes when it is asked to, and says so by a notice; else this one READs them
     """
 
     def __init__(
         self, source: SharedBuffer, target: U8, way: str, settings: Mapping[str, str], *, write: bool
     ) -> None:
         self._target, self._write = target, write
-        arguments = [str(source.fd), str(source.nbytes), way, json.dumps(dict(settings)), str(int(write))]
+        arguments = [str(source.fd), str(source.nbytes), way, json.dumps(dict(settings))]
         self._stack = contextlib.ExitStack()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hawk.bench.engine_alone", *arguments],
@@ -77,22 +89,41 @@ class Alone:
         self._engine = open_engine(way, settings)
         self._stack.callback(self._engine.close)
         self._engine.register(int(self._target.ctypes.data), self._target.nbytes)
-        self._peer = self._engine.meet(bytes.fromhex(told["description"]))
+        if self._write:
+            ours = self._engine.description
+            self._say(b"m" + _LENGTH.pack(len(ours)) + ours)
+        else:
+            self._peer = self._engine.meet(bytes.fromhex(told["description"]))
         self._base = int(told["address"])
 
-    def move(self, local: I64, remote: I64, nbytes: I64) -> None:
-        """Moves rows between the target and the other process' memory, all handed over at once."""
+    def _say(self, what: bytes) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(b"g")
+        self._process.stdin.write(what)
         self._process.stdin.flush()
+
+    def move(self, local: I64, remote: I64, nbytes: I64) -> None:
+        """Moves rows out of the other process' memory into the target, all handed over at once."""
+        here = local + int(self._target.ctypes.data)
+        if self._write:
+            rows = np.stack((remote, here, nbytes), axis=1).astype("<i8")
+            self._say(b"w" + _LENGTH.pack(len(rows)) + rows.tobytes())
+            self._wait()
+            self._say(b"s")
+            return
+        self._say(b"g")
         try:
-            here = local + int(self._target.ctypes.data)
-            handle = self._engine.post(self._peer, self._write, here, remote + self._base, nbytes)
+            handle = self._engine.post(self._peer, False, here, remote + self._base, nbytes)
             while not self._engine.poll(handle):
                 pass
         finally:
-            self._process.stdin.write(b"s")
-            self._process.stdin.flush()
+            self._say(b"s")
+
+    def _wait(self) -> None:
+        looks = 0
+        while DONE not in self._engine.notices():
+            looks += 1
+            if looks % _LOOKS == 0 and (status := self._process.poll()) is not None:
+                raise InternalError("the engine's process has ended", got=f"status {status}")
 
     def close(self) -> None:
         """Ends the engine and the process."""
@@ -113,24 +144,39 @@ class Alone:
 
 def main() -> None:
     """The other process."""
-    fd, nbytes, way, settings, write = sys.argv[1:]
+    fd, nbytes, way, settings = sys.argv[1:]
     with shared.map_fd(int(fd), int(nbytes), name="bench") as buffer:
-        memory = np.zeros(int(nbytes), np.uint8) if write == "1" else buffer.array
+        base = int(buffer.array.ctypes.data)
         engine = open_engine(way, json.loads(settings))
-        engine.register(int(memory.ctypes.data), memory.nbytes)
-        told = {"description": engine.description.hex(), "address": int(memory.ctypes.data)}
-        print(json.dumps(told), flush=True)
+        engine.register(base, buffer.nbytes)
+        print(json.dumps({"description": engine.description.hex(), "address": base}), flush=True)
         wanted, ended = threading.Event(), threading.Event()
+        orders: queue.SimpleQueue[I64] = queue.SimpleQueue()
+        met: list[bytes] = []
 
         def listen() -> None:
-            while word := sys.stdin.buffer.read(1):
-                (wanted.set if word == b"g" else wanted.clear)()
+            said = sys.stdin.buffer
+            while word := said.read(1):
+                if word in (b"m", b"w"):
+                    count = _LENGTH.unpack(said.read(_LENGTH.size))[0]
+                    if word == b"m":
+                        met.append(said.read(count))
+                        continue
+                    orders.put(np.frombuffer(said.read(24 * count), "<i8").reshape(count, 3))
+                (wanted.clear if word == b"s" else wanted.set)()
             ended.set()
             wanted.set()
 
         threading.Thread(target=listen, daemon=True).start()
+        peer: object = None
         while not ended.is_set():
             wanted.wait()
+            while not orders.empty():
+                rows = orders.get()
+                peer = peer or engine.meet(met[0])
+                handle = engine.post(peer, True, rows[:, 0] + base, rows[:, 1], rows[:, 2], DONE)
+                while not engine.poll(handle):
+                    pass
             engine.notices()
         engine.close()
 

@@ -4,7 +4,7 @@ From one shared buffer into another, between two processes, as one segment, as 5
 dealt over eight parts of the target, which is how a scattered cache looks.  An engine alone is handed the same
 segments, all at once, with nothing of HAWK around it; and, beside the 2 KB segments, the long ranges that HAWK makes
 of them, which then lie where they arrived.  `nixl` is measured as it comes (through shared memory on one host), and
-over TCP by READs and by WRITEs.  What an engine WRITEs goes the other way, into memory of the other process.
+over TCP by READs and by WRITEs: these the other process is asked for, and its notice says that they are over.
 
 JSON, seconds and bytes throughout; a *sample* is as in `hawk.bench.transfer`:
 
@@ -184,7 +184,7 @@ async def _size(asked: int, nbytes: int, ways: Ways, runs: int) -> SizeResult:
                 if stands_on_one(way.partition("+")[0]):
                     write = settings.get("direction") == "push"
                     alone = Alone(source, target.array, way, settings, write=write)
-                    rounds.engine(way, stack.enter_context(alone), write)
+                    rounds.engine(way, stack.enter_context(alone))
             await rounds.run(runs)
             return rounds.result
 
@@ -198,7 +198,7 @@ class _Rounds:
         self._shapes = {ONE: _even(nbytes, nbytes), PIECES: _even(nbytes, LONG), SHORT: _dealt(nbytes)}
         baselines = {name: Samples(nbytes) for name in (bytes_alone.SOCKETS, bytes_alone.MEMCPY)}
         self.result = SizeResult(asked, nbytes, baselines, {})
-        self._measured: list[tuple[Samples, Callable[[], Awaitable[None]], Segments | None, str]] = []
+        self._measured: list[tuple[Samples, Callable[[], Awaitable[None]], Segments, str]] = []
 
         async def sockets() -> None:
             served.receive(target)
@@ -218,7 +218,7 @@ class _Rounds:
                 samples = self.result.hawk[way, what] = Samples(nbytes)
                 self._measured.append((samples, over(way, rows), rows, f"{way}, {what}"))
 
-    def engine(self, way: str, alone: Alone, write: bool) -> None:
+    def engine(self, way: str, alone: Alone) -> None:
         """Measures an engine beside the way that stands on it, with the same pieces and with joined ones."""
 
         def move(rows: Segments) -> Callable[[], Awaitable[None]]:
@@ -229,13 +229,13 @@ class _Rounds:
 
         for what, rows in self._shapes.items():
             samples = self.result.alone[way, what] = Samples(self.result.nbytes)
-            self._beside(f"{way}, {what}", samples, move(rows), None if write else rows)
+            self._beside(f"{way}, {what}", samples, move(rows), rows)
         joined = self.result.joined[way] = Samples(self.result.nbytes)
         rows = _even(self.result.nbytes, CHUNK)
-        self._beside(f"{way}, {SHORT}", joined, move(rows), None if write else rows)
+        self._beside(f"{way}, {SHORT}", joined, move(rows), rows)
 
     def _beside(
-        self, label: str, samples: Samples, call: Callable[[], Awaitable[None]], rows: Segments | None
+        self, label: str, samples: Samples, call: Callable[[], Awaitable[None]], rows: Segments
     ) -> None:
         """Right behind what it is compared with: what else the machine does hits neighbours alike."""
         at = max(i for i, (_, _, _, name) in enumerate(self._measured) if name.startswith(label))
@@ -252,7 +252,7 @@ class _Rounds:
                 took = time.perf_counter() - began
                 if turn:
                     samples.seconds.append(took)
-                elif rows is not None:
+                else:
                     self._compare(rows, label)
 
     def _compare(self, rows: Segments, label: str) -> None:

@@ -151,5 +151,6 @@ class NixlTransport(EngineTransport):
         return self.config.direction != "pull" and not self._shares_memory(endpoint)
 
     def _lanes(self, endpoint: Mapping[str, str]) -> int:
-        # Through shared memory it is the reader that copies, in the thread that posts.
-        return self.config.copiers if self._shares_memory(endpoint) else 1
+        # Through shared memory it is the reader that copies, in the thread that posts; into memory of GPUs it is they.
+        copies = self._shares_memory(endpoint) and bool(_vram.foreseen(self.config.tls))
+        return self.config.copiers if copies else 1

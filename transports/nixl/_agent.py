@@ -91,6 +91,10 @@ def _defaults(chosen: Sequence[str]) -> list[str]:
     ]
 
 
+_LONGEST = 512 << 10
+"""Bytes of the host's memory that UCX WRITEs at a time: over TCP several such rows are faster than one as long as they
+are together."""
+
 _environment = threading.Lock()
 
 
@@ -116,6 +120,16 @@ def _chosen(tls: str) -> Iterator[list[str]]:
 def _kind(gpu: int) -> str:
     """What NIXL calls the kind of memory; which GPU's it is, is a column of its descriptors."""
     return "DRAM" if gpu < 0 else "VRAM"
+
+
+def _parted(local: I64, remote: I64, nbytes: I64) -> tuple[I64, I64, I64]:
+    """The same bytes in rows that are not too long."""
+    if int(nbytes.max()) <= _LONGEST:
+        return local, remote, nbytes
+    counts = -(-nbytes // _LONGEST)
+    row = np.repeat(np.arange(len(nbytes)), counts)
+    skipped = (np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)) * _LONGEST
+    return local[row] + skipped, remote[row] + skipped, np.minimum(nbytes[row] - skipped, _LONGEST)
 
 
 def _release(handle: Any) -> None:
@@ -234,6 +248,8 @@ class NixlAgent(Engine):
         there: int = -1,
     ) -> Handle:
         """See `Engine.post`."""
+        if write and here < 0 and there < 0:
+            local, remote, nbytes = _parted(local, remote, nbytes)
         ours, theirs = (np.zeros((len(nbytes), 3), np.uint64) for _ in range(2))
         ours[:, 0], theirs[:, 0] = local, remote
         ours[:, 1] = theirs[:, 1] = nbytes

@@ -23,7 +23,7 @@ from hawk.transports._engine import _link, _wire
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport
 from hawk.transports.mooncake._te import MooncakeEngine
-from hawk.transports.nixl import NixlConfig, NixlTransport
+from hawk.transports.nixl import NixlConfig, NixlTransport, _vram
 from hawk.transports.nixl._agent import NixlAgent
 from hawk.transports.testing import Rig, SharedArena, Targets, refused, scatter
 from tests import fake_engines
@@ -302,8 +302,9 @@ async def test_where_the_reader_copies_several_agents_do(
     def reads(tls: str) -> NixlTransport:
         return NixlTransport(NixlConfig(tls=tls, copiers=2, **SMALL), opener=counting)
 
-    for tls, agents in (("", 2), ("tcp", 1)):
+    for tls, agents, gpus in (("", 2, "no driver"), ("tcp", 1, "no driver"), ("", 1, "")):
         counting.made.clear()
+        monkeypatch.setattr(_vram, "foreseen", lambda tls, why=gpus: why)
         async with rig(nixl("pull"), reads(tls)) as r:
             grant = r.serving.grant(0, 1 << 20)
             segments, sizes = scatter([2048] * 300, 3, gap=0)

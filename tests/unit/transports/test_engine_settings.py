@@ -6,6 +6,7 @@ import importlib.util
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hawk.errors import InvalidArgument, NotViable
@@ -73,6 +74,23 @@ def test_ucx_is_told_of_every_way_that_was_chosen(
     agent = NixlAgent(tls, package=fake_engines)
     assert agent._agent.ucx["TLS"] == os.environ["UCX_TLS"] == "ud"
     agent.close()
+
+
+@pytest.mark.parametrize("nbytes", [[1], [512 << 10, 3], [(512 << 10) + 1, 7, 3 << 20], [1 << 20, 700_000]])
+def test_long_rows_are_parted_and_their_bytes_are_the_same(nbytes: list[int]) -> None:
+    lengths = np.asarray(nbytes, np.int64)
+    local = np.cumsum(lengths) * 2
+    rows = _agent._parted(local, local + 77, lengths)
+    assert 0 < rows[2].min() <= rows[2].max() <= 512 << 10
+    assert (rows[1] == rows[0] + 77).all()
+    asked = {(int(at), int(at + n)) for at, n in zip(local, lengths, strict=True)}
+    got: list[tuple[int, int]] = []
+    for at, n in zip(rows[0].tolist(), rows[2].tolist(), strict=True):
+        if got and got[-1][1] == at:
+            got[-1] = (got[-1][0], at + n)
+        else:
+            got.append((at, at + n))
+    assert set(got) == asked
 
 
 @pytest.mark.parametrize("name", ["nixl", "mooncake"])
