@@ -102,7 +102,12 @@ def _look(i: int, box: Box) -> str:
     found, codec, lanes = box.look, spec.src_codec, box.lanes
     apart, names = digits(found.outer, "v")
     more, elements = loads(box, found, "at")
-    words = moved(elements, codec.bits)
+    # A single element of 16 bits is half a word, and what stands in the other half counts as well.
+    words = (
+        [code(elements[0], 16)]
+        if len(elements) * codec.bits == 16 == codec.bits
+        else moved(elements, codec.bits)
+    )
     near = spec.scales is not None and spec.scales.near
     largest = value(codec, At("m", 0))
     if near:
@@ -111,6 +116,7 @@ def _look(i: int, box: Box) -> str:
     each = found.count // box.boxes
     load = [
         f"const u32 v = box * {each}u + k;",
+        "(void)v;",
         *apart,
         f"const u8 *at = room + ({total(names, [a.room for a in found.outer])}) / 8;",
         *more,

@@ -94,6 +94,7 @@ SIDES = [
     ("", "bf16", "block | slot head dim", 'order = "block slot head"', "int8", TILES),
     ("", "fp16", TILES, 'order = "block slot"', "fp8_e4m3fn", "block | slot head dim"),
     ("", "fp32", "block | head dim slot", 'order = "block slot"', "int8", "block | head slot dim"),
+    ("", "bf16", "block | dim slot head", 'order = "block slot"', "int8", "block head | slot dim"),
     ("", "bf16", "block | slot head dim", 'order = "block"', "fp8_e5m2", TILES),
     ("", "bf16", "block | slot head dim", 'order = "block slot head dim"\ngroup = 16', "int8", TILES),
     ('order = "block slot head"', "int8", TILES, 'order = "block head"', "int8", "block | dim slot head"),
