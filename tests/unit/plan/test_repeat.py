@@ -15,6 +15,8 @@ from hawk.plan.source import retile_steps
 from hawk.plan.target import split, target_chunk
 from hawk.plan.types import Chunk, Placement, Selection
 from hawk.retile.program import Pieces
+from tests.unit.layouts import moving
+from tests.unit.plan import test_scaled as scaled
 
 SHARED = """
 name = "test/layers-share-a-buffer"
@@ -77,6 +79,30 @@ def test_every_chunk_is_as_if_planned_alone(
                 assert getattr(step, name) == getattr(expected, name), name
             for name in (f.name for f in fields(Pieces)):
                 assert np.array_equal(getattr(step.pieces, name), getattr(expected.pieces, name)), name
+
+
+def test_what_goes_straight_lies_where_it_would_if_planned_alone() -> None:
+    """Steps of other layers: the programs that bring elements over without rows are lifted with what they read."""
+    src = scaled.layout(scaled.TOKEN, "int8", more=scaled.SEVEN).compile(scaled.NEAR)
+    dst = scaled.layout(scaled.TOKEN_HEAD, "fp8_e5m2").compile(scaled.FAR)
+    rng = np.random.default_rng(4)
+    src_blocks, dst_blocks = rng.permutation(7)[:6], rng.permutation(5)[:4]
+    where, selection = moving.placement(src), Selection(layer=0, layers=2, token=0, tokens=scaled.TOKENS)
+    out = SourcePlans(src, src_blocks, where, dst, dst_blocks)
+    seen = set()
+    for layer in (0, 1):
+        target = target_chunk(dst, dst_blocks, selection, Chunk(layer, 1, 0, 4))
+        alone = retile_steps(src, src_blocks, where, target, dst_blocks)
+        for step, expected in zip(out.plan(target), alone, strict=True):
+            assert step.direct is not None
+            assert expected.direct is not None
+            for got, right in zip(step.direct(), expected.direct(), strict=True):
+                for name in ("program", "src_region", "src_offset", "dst_offset"):
+                    assert getattr(got, name) == getattr(right, name), name
+                for name in (f.name for f in fields(Pieces)):
+                    assert np.array_equal(getattr(got.pieces, name), getattr(right.pieces, name)), name
+                seen.add(got.src_region)
+    assert len(seen) == 4, "two layers of K and V"
 
 
 def spread(layout, even: bool) -> Placement:

@@ -207,6 +207,23 @@ def test_quick_quotients_are_those_to_nearest(functions):
     assert functions.quotients(pointer(x), pointer(y), ctypes.c_uint32(len(x))) == 0
 
 
+def test_the_hardest_quotients_are_those_to_nearest(functions):
+    """As near to the middle between two numbers as can be: A 2^24 = B M +- 1 for an M of 25 bits."""
+    b = np.random.default_rng(6).integers(1 << 22, 1 << 23, 200_000) * 2 + 1
+    inverse = b.copy()
+    for _ in range(5):  # each step doubles the bits that are right
+        inverse = inverse * (2 - b * inverse % (1 << 24)) % (1 << 24)
+    assert (b * inverse % (1 << 24) == 1).all()
+    for one in (1, -1):
+        middle = (one * inverse) % (1 << 24) + (1 << 24)
+        a = (b * middle - one) >> 24
+        assert (a * (1 << 24) == b * middle - one).all()
+        kept = a < 1 << 24
+        x, y = (n[kept].astype(np.float32).view(np.uint32) for n in (a, b))
+        assert len(x) > 10_000
+        assert functions.quotients(pointer(x), pointer(y), ctypes.c_uint32(len(x))) == 0
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("spread", [4, 40, 255])
 def test_groups_of_any_values(spread, bits, functions):
