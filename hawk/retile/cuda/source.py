@@ -15,7 +15,7 @@ from hawk.retile.cuda.box import box_of, odd
 from hawk.retile.cuda.moves import At, code, encoded, loads, moved, packed, value
 from hawk.retile.cuda.slowly import slow
 from hawk.retile.cuda.spec import THREADS, VECTOR
-from hawk.retile.cuda.weighed import converted, digits, phases, total
+from hawk.retile.cuda.weighed import converted, digits, phases, reach, total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +157,7 @@ def _batches(i: int, box: Box, found: Vector, width: int, words: int) -> list[st
     piece = total(names, [a.piece for a in found.outer])
     base = f"src_{i}(q, {_per(spec.src_codec.group, piece)})" if own else "from"
     steps = [0 if own and a.piece else a.src * bits // 8 for a in found.outer]
-    read = [*apart, f"load{width}(t + k * {words}, {base} + ({total(names, steps)}));"]
+    read = [*apart, f"load{width}(t + k * {words}, {base} + ({reach(found.outer, names, steps)}));"]
     write = [
         *apart,
         f"put{width}(room + ({total(names, [a.room for a in found.outer], 8)}), t + k * {words});",
@@ -198,7 +198,7 @@ def _take_exponents(i: int, box: Box) -> list[str]:
         f"for (u32 v = thread; v < {found.count}u; v += THREADS) {{",
         *apart,
         f"u32 t[{-(-width // 4)}];",
-        f"load{width}(t, src_{i}(q, 2 * ({piece}) + 1) + ({total(names, steps)}));",
+        f"load{width}(t, src_{i}(q, 2 * ({piece}) + 1) + ({reach(found.outer, names, steps)}));",
         f"put{width}(room + {box.exponents_at}u + ({total(names, [a.dense for a in found.outer], group)}), t);",
         "}",
     ]
@@ -226,7 +226,9 @@ def _give(i: int, box: Box) -> str:
     piece = total(names, [a.piece if own else 0 for a in found.outer])
     address = f"GET_ADDRESS(room + {box.addresses_at}u + 8 * ({{}}))"
     steps = [0 if own and a.piece else a.dst * codec.bits // 8 for a in found.outer]
-    lines.append(f"const u64 to = {address.format(_per(codec.group, piece))} + ({total(names, steps)});")
+    lines.append(
+        f"const u64 to = {address.format(_per(codec.group, piece))} + ({reach(found.outer, names, steps)});"
+    )
     nbytes, step = found.elements * codec.bits // 8, box.store_bytes
     for first in range(0, nbytes, step):
         if step >= 4 or nbytes == step:
@@ -236,7 +238,9 @@ def _give(i: int, box: Box) -> str:
             lines.append(f"{part} store{step}(to + {first}, &b{first});")
     if codec.group > 1:
         groups = [0 if a.piece else a.dst // codec.group for a in found.outer]
-        lines.append(f"store1({address.format(f'2 * ({piece}) + 1')} + ({total(names, groups)}), &shared);")
+        lines.append(
+            f"store1({address.format(f'2 * ({piece}) + 1')} + ({reach(found.outer, names, groups)}), &shared);"
+        )
     every = -(-found.count // THREADS)
     heavy = not _same(spec) and (codec.group > 1 or codec.bits == 8)
     body = _each(found.count, 0, every, lines, "SOME" if heavy else "UNROLL")

@@ -54,6 +54,13 @@ def total(names: Sequence[str], steps: Sequence[int], by: int = 1) -> str:
     return " + ".join(terms) or "0u"
 
 
+def reach(axes: Sequence[Axis], names: Sequence[str], steps: Sequence[int]) -> str:
+    """`total` of steps in memory, in 64 bits where a unit reaches so far: from head to head of a large cache."""
+    if sum((axis.ext - 1) * step for axis, step in zip(axes, steps, strict=True)) < 1 << 32:
+        return total(names, steps)
+    return " + ".join(f"(u64){name} * {step}u" for name, step in zip(names, steps, strict=True) if step)
+
+
 def phases(i: int, box: Box) -> str:
     """The functions `near_i`, and `look_i` and `decide_i` where scales are made."""
     spec = box.spec
@@ -170,6 +177,7 @@ def slow_look(i: int, box: Box) -> str:
 
     near = f"near_{i}(q, piece, {summed('near')})" if spec.scales is not None and spec.scales.near else "0"
     src, bits = spec.src_codec, spec.src_codec.bits
+    src_at = reach(order, names, [0 if a.piece else a.src for a in order])
     lines = [
         f"const i64 *rows = q.rows + (i64)LOOK(q.flag) * {9 * spec.pieces};",
         f"for (u32 box = thread / {lanes}u; box < {box.boxes}u; box += {THREADS // lanes}u) {{",
@@ -182,7 +190,7 @@ def slow_look(i: int, box: Box) -> str:
         f"const i64 row = {summed('row')}, col = {summed('col')};",
         "if (row < LOOK(p + 6) || row >= LOOK(p + 7) || col >= LOOK(p + 8)) continue;",
         f"const u64 from = (u64)(LOOK(q.base + LOOK(p)) + LOOK(p + 1)) + {spec.src_header}u;",
-        f"const u32 code = code_at(from, (u64)(LOOK(p + 2) + {summed('src')}), {bits}u);",
+        f"const u32 code = code_at(from, (u64)LOOK(p + 2) + ({src_at}), {bits}u);",
         f"most = counted(most, value_{i}(code, {near}));",
         "}",
         f"put4(room + {box.largest_at}u + 4 * (box * {lanes}u + thread % {lanes}u), &most);",

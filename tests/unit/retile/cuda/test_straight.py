@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ import pytest
 from hawk.bench.retile_cases import Planned, cases
 from hawk.layouts import CacheShape, Layout
 from hawk.layouts.codecs import encode
+from hawk.plan.source import retile_steps
+from hawk.plan.target import target_chunk
+from hawk.plan.types import Chunk, Selection
 from hawk.retile import cpu
 from hawk.retile.cuda import scaled, through
 from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.source import header
+from tests.unit.layouts import moving
 from tests.unit.retile.cuda import test_through as rows
 from tests.unit.retile.cuda.on_cpu import HEADER, Kernels, aligned
 from tests.unit.retile.cuda.test_pairs import planned
@@ -117,6 +122,33 @@ def test_scales_of_any_grain_between_any_orders(before, a, one, after, b, other,
     assert np.array_equal(got, want), np.flatnonzero(got != want)[:8]
     assert told.specs
     assert not told.between
+
+
+def sparse(nbytes):
+    """Memory of which only what is written takes room."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
+
+
+@pytest.mark.parametrize("scale", ["", 'place = "buffer"\ndtype = "fp32"\norder = "block slot"'])
+def test_a_unit_reaches_over_more_than_four_gibibytes(scale, told):
+    """Heads of one token, each so far from the next that only 64 bits count all of them."""
+    every = 1_300_000
+    src = layout("", "bf16", "head block | slot dim").compile(CacheShape(1, 8, 16, 16, every, 1))
+    dst = layout(scale, "int8" if scale else "bf16").compile(CacheShape(1, 8, 16, 16, 4, 1))
+    blocks, into = np.array([5, 70_000]), np.array([1, 0])
+    (nbytes,) = src.buffer_bytes
+    assert nbytes > 1 << 32
+    region = sparse(nbytes)
+    for page in (blocks[:, None] + np.arange(8) * every).ravel() * 512:
+        numbers(np.random.default_rng(page), [region[page : page + 512]])
+    chunk = target_chunk(dst, into, Selection(0, 1, 0, 32), Chunk(0, 1, 0, 2))
+    steps = list(retile_steps(src, blocks, moving.placement(src), chunk, into))
+    want, got = aligned(chunk.nbytes, 0x5A), aligned(chunk.nbytes, 0x5A)
+    for step in steps:
+        cpu.run_step(step, [region], want)
+    told.run(steps, [region], got)
+    assert np.array_equal(got, want), np.flatnonzero(got != want)[:8]
 
 
 @pytest.mark.parametrize(
