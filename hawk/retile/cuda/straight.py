@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hawk.retile.cuda.bases import bases_of
+from hawk.retile.cuda.box import box_of
 from hawk.retile.cuda.scaled import ready
 from hawk.retile.cuda.spec import VECTOR
 from hawk.retile.cuda.tables import kind_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from hawk.retile.rows import Direct, RowsStep, Tensor
 
     I64 = NDArray[np.int64]
+
+MOST_SHARED = 64 << 10
+"""Shared memory of a unit at most, which every GPU has: scales of single elements would take more than these do."""
 
 _PER = ("token", "block", "cache")
 _RULES = ("none", "moved", "spread", "made", "ranged")
@@ -100,6 +104,8 @@ def _part(
         if made is None:
             return None
         found = made.part(sources, np.concatenate((bases, bases[:, :2] * 0), axis=1))
+        if box_of(found.spec).shared_bytes > MOST_SHARED:
+            return None
         if shelf is not None:
             shelf.keep(key, room, found, (first.program, first.pieces))
     return found._replace(steps=len(bases), sections=(bases, *found.sections[1:]))

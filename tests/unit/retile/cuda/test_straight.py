@@ -187,6 +187,15 @@ def test_scales_of_too_many_elements_go_through_rows(told, monkeypatch):
     assert not told.specs
 
 
+@pytest.mark.parametrize(("group", "through_rows"), [(1, True), (2, False)])
+def test_more_shared_memory_than_every_gpu_has_is_not_asked_for(group, through_rows, told):
+    scale = f'place = "buffer"\ndtype = "fp32"\norder = "block slot head dim"\ngroup = {group}'
+    src = layout("", "fp8_e5m2").compile(CacheShape(1, 4, 128, 16, 1, 1))
+    rows.check(told, src, layout(scale).compile(src.shape), tokens=16)
+    assert all(bound.shared_bytes <= 64 << 10 for bound in told.launches)
+    assert bool(told.between) == through_rows
+
+
 def test_layers_share_what_was_worked_out(told):
     src, dst = rows.pair(rows.scaled.TOKEN, "fp8_e4m3fn", rows.scaled.TOKEN_HEAD, "int8")
     rows.check(told, src, dst)

@@ -144,12 +144,13 @@ def test_rows_of_several_steps_share_what_room_there_is(kernels, monkeypatch):
     assert more == 4 * launches
 
 
-def test_a_launch_between_needs_its_barriers(kernels):
-    """Without the one before the decision a scale is made of some threads' numbers."""
+@pytest.mark.parametrize("phase", ["decide", "write"])
+def test_a_launch_between_needs_its_barriers(phase, kernels):
+    """Without the one before it, a scale is made of some threads' numbers, or is not yet there for the others."""
     src, dst = pair("", "bf16", scaled.HALF, "int8")
     broken = Kernels(
         kernels.folder,
-        lambda text: text.replace("BARRIER\n{\n    PLACE\n    decide", "{\n    PLACE\n    decide"),
+        lambda text: text.replace(f"BARRIER\n{{\n    PLACE\n    {phase}", f"{{\n    PLACE\n    {phase}"),
     )
     want, got = both(broken, src, dst, straight=False)
     assert not np.array_equal(got, want)
