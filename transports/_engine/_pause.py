@@ -12,7 +12,14 @@ SPIN = 0.001
 _LEAST, _MOST = 5e-5, 2e-3
 
 _BUSY = 5e-5
-"""Seconds of the processor in a look that has moved bytes: one that finds nothing takes a fraction of it."""
+"""Seconds of the processor in a look that has moved bytes: one that finds nothing takes a fraction of it, mostly."""
+
+_COLD = 0.1
+"""By this part of the sleep before it a look has to take longer: caches are cold after one.  What comes by the gigabyte
+has piled up for longer meanwhile."""
+
+_DOUBT = 1e-4
+"""Seconds within which a second such look has to follow: interrupts count as the thread's, and make any look one."""
 
 
 class _Poll(ctypes.Structure):
@@ -38,7 +45,7 @@ class Pause:
     asks for them.  What others take of it meanwhile does not count, else a busy machine would keep everybody looking.
     """
 
-    __slots__ = ("_since", "_spent")
+    __slots__ = ("_busy", "_doubt", "_since", "_spent")
 
     def __init__(self) -> None:
         self.touch()
@@ -46,12 +53,24 @@ class Pause:
     def touch(self) -> None:
         """Something happened."""
         self._since = time.monotonic()
+        self._doubt, self._busy = -_DOUBT, _BUSY
         self._spent = time.thread_time()
+
+    def _moved(self, spent: float) -> None:
+        """A look took as long as one that moves bytes; where bytes come, the next ones soon do so, too."""
+        now = time.monotonic()
+        if now - spent - self._doubt <= _DOUBT:
+            self.touch()
+        else:
+            self._doubt = now
 
     def seconds(self) -> float:
         """How long to leave it alone now: a fraction of the time since the last event."""
-        quiet = time.monotonic() - self._since
-        return 0.0 if quiet < SPIN else min(max(quiet / 400, _LEAST), _MOST)
+        now = time.monotonic()
+        quiet = now - self._since
+        if quiet < SPIN or now - self._doubt <= _DOUBT:
+            return 0.0
+        return min(max(quiet / 400, _LEAST), _MOST)
 
     def linger(self) -> bool:
         """Whether something has happened so lately that to sleep and wake up would take longer than what comes next."""
@@ -65,8 +84,9 @@ class Pause:
 
         Others run meanwhile, however short it is: both Python's lock and the processor are given up.
         """
-        if time.thread_time() - self._spent > _BUSY:
-            self.touch()
+        spent = time.thread_time() - self._spent
+        if spent > self._busy:
+            self._moved(spent)
         seconds = self.seconds()
         if seconds == 0:
             os.sched_yield()
@@ -76,4 +96,5 @@ class Pause:
             # A selector of Python's waits for whole milliseconds.
             there = _Poll(descriptor, _READABLE, 0)
             _ppoll(ctypes.byref(there), 1, ctypes.byref(_Time(0, int(seconds * 1e9))), None)
+        self._busy = _BUSY + seconds * _COLD
         self._spent = time.thread_time()

@@ -23,7 +23,7 @@ from hawk.transports._engine._seam import EngineFailed
 from hawk.transports._engine._transport import EngineTransport
 from hawk.transports.base import Capabilities, Viability
 from hawk.transports.nixl import _vram
-from hawk.transports.nixl._agent import EXTRA, NixlAgent
+from hawk.transports.nixl._agent import EXTRA, NixlAgent, ways
 from hawk.transports.nixl._config import NixlConfig
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ log = get_log("hawk.transports.nixl")
 
 _ALIGNED = 256
 
-_SHARED = {"all", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem", "cuda", "cuda_ipc"}
-"""Names in `tls` by which a process gets at another's memory without that one's doing, and so cannot be kept out."""
+_SHARED = {"all", "sm", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem", "cuda", "cuda_ipc"}
+"""UCX's ways by which a process gets at another's memory without that one's doing, and so cannot be kept out."""
 
 
 class NixlTransport(EngineTransport):
@@ -143,8 +143,10 @@ class NixlTransport(EngineTransport):
         """Whether UCX gets at the peer's memory without that one's doing."""
         if endpoint.get("boot") != _machine.boot_id():
             return False
-        tls = self.config.tls
-        return not tls or tls.startswith("^") or bool(_SHARED & set(tls.split(",")))
+        tls = ways(self.config.tls)
+        # What stands behind a backslash is no alias.
+        names = {name.strip().removeprefix("\\") for name in tls.split(",")}
+        return not tls or tls.startswith("^") or bool(_SHARED & names)
 
     def _asks(self, endpoint: Mapping[str, str]) -> bool:
         # What writes into our memory must be kept from it by closing our end, should it neither finish nor answer.

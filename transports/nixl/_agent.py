@@ -96,6 +96,16 @@ _LONGEST = 512 << 10
 are together."""
 
 _environment = threading.Lock()
+_ours: set[str] = set()
+"""What `_chosen` has put there for now."""
+
+
+def ways(tls: str) -> str:
+    """UCX's ways where the settings have these: what its environment says, and that is not of our own, goes first."""
+    said, before = os.environ.get("UCX_TLS"), None  # ours goes from there first, then from what we know of
+    while said is not None and said not in _ours and said != before:
+        said, before = os.environ.get("UCX_TLS"), said
+    return tls if said is None or said in _ours else said
 
 
 @contextlib.contextmanager
@@ -110,11 +120,14 @@ def _chosen(tls: str) -> Iterator[list[str]]:
         if "," not in tls or "UCX_TLS" in os.environ:
             yield [f"TLS={tls}"] if tls else []
             return
-        os.environ["UCX_TLS"] = _vram.tolerated(tls)
+        wanted = _vram.tolerated(tls)
+        _ours.add(wanted)
+        os.environ["UCX_TLS"] = wanted
         try:
             yield []
         finally:
             del os.environ["UCX_TLS"]
+            _ours.discard(wanted)
 
 
 def _kind(gpu: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hawk.errors import InvalidArgument, NotViable
-from hawk.transports import registry
+from hawk.transports import _machine, registry
 from hawk.transports._engine._seam import EngineFailed
 from hawk.transports.mooncake import MooncakeConfig, MooncakeTransport, _te
 from hawk.transports.mooncake._te import MooncakeEngine
@@ -191,3 +191,41 @@ async def test_peers_whose_engines_speak_otherwise_are_refused() -> None:
     transport = MooncakeTransport()
     verdict = transport.reachable({**transport.endpoint, "port": "7000", "protocol": "rdma"})
     assert "rdma" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("tls", "environment", "asks"),
+    [
+        ("tcp", None, True),
+        ("tcp,self", None, True),
+        ("", None, False),
+        ("^rc", None, False),
+        ("tcp,cma", None, False),
+        ("tcp,sm", None, False),
+        ("tcp, shm", None, False),
+        ("tcp,\\sysv", None, False),
+        ("tcp", "tcp,sm", False),
+        ("tcp", "all", False),
+        ("", "tcp", True),
+    ],
+)
+def test_nobody_who_gets_at_our_memory_is_asked_to_write_there(
+    monkeypatch: pytest.MonkeyPatch, tls: str, environment: str | None, asks: bool
+) -> None:
+    """By whatever name UCX knows the way, and from wherever: the end of a connection keeps no such writer out."""
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("UCX_TLS", environment)
+    transport = NixlTransport(NixlConfig(tls=tls))
+    assert transport._asks({"boot": _machine.boot_id()}) == asks
+    assert transport._asks({"boot": "another"})
+    assert transport._lanes({"boot": _machine.boot_id()}) == (1 if asks else transport.config.copiers)
+
+
+def test_what_is_said_to_ucx_while_an_agent_is_made_is_no_word_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    with _agent._chosen("tcp,sm"):
+        assert os.environ["UCX_TLS"]
+        assert NixlTransport(NixlConfig(tls="tcp"))._asks({"boot": _machine.boot_id()})
