@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -51,10 +51,12 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as long as at full pace a side's processors took, from `since` on, for each `GRAIN` seconds."""
 
     since: float
-    slow: list[float]
+    slow: list[Annotated[float, msgspec.Meta(ge=1)]]
 
     def mean(self, begin: float, end: float) -> float:
-        """Over that time, or what there is of it; 1 where there is nothing."""
+        """Over that time, or what there is of it; before it 1, after it the last."""
+        if end < self.since:
+            return 1.0
         first = int((begin - self.since) / GRAIN)
         last = int((end - self.since) / GRAIN) + 1
         those = self.slow[max(0, first) : max(0, last)] or self.slow[-1:]

@@ -18,6 +18,8 @@ that another follows at once.
 Single requests are taken as they would have been at full pace, and a prefill takes what the pace of its side's
 processors in each tenth of a second makes of that share of it which single requests slowed by; all else takes what that
 of decode's side makes of it in the mean.
+The pace is that of the run itself, and has in it what the engines take from each other by caches and memory: so this is
+an account of where the time goes, where the other two foretell.
 """
 
 from __future__ import annotations

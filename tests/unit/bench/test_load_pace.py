@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,7 +32,10 @@ def test_a_mean_is_of_what_was_sampled() -> None:
     assert pace.mean(10.05, 10.25) == 2.0
     assert pace.mean(0.0, 10.15) == 1.5
     assert pace.mean(11.0, 12.0) == 3.0
+    assert pace.mean(8.0, 9.5) == 1.0  # before: full pace, as work has it that begins then
     assert Pace(since=0.0, slow=[]).mean(0.0, 1.0) == 1.0
+    with pytest.raises(msgspec.ValidationError, match=r">= 1.*slow\[0\]"):  # of a file: what would be no pace
+        msgspec.convert({"since": 0.0, "slow": [0.0]}, Pace)
     assert pace.part(0.5).slow == [1.0, 1.5, 2.0]
     assert pace.from_(4.0).since == 6.0
 
