@@ -388,12 +388,12 @@ class ServeJob(Stoppable):
                 log.exception("a serve could not end cleanly", job=self.fetch.job)
 
     def _end(self, error: HawkError | None) -> None:
-        context, fetch = self.context, self.fetch
-        self._answer = Released(fetch.job) if error is None else Ended(fetch.job, error.to_wire())
+        self._answer = Released(self.fetch.job) if error is None else Ended(self.fetch.job, error.to_wire())
         self.state = State.RELEASED if error is None else State.FAILED
-        # First of all, since it is waited for; nothing that comes of it is heard before this turn of the loop is over.
-        self.send(self._answer)
-        if self.claim is not None:
-            context.caches.done(self.claim.offer.cache)
-            context.offers.unclaim(self.claim, consumed=error is None)
-            self.claim = None  # which refers to this job, for as long as it held the offer
+        try:
+            self.send(self._answer)  # first of all, since it is waited for
+        finally:  # nothing that comes of it is heard before this turn of the loop is over
+            if self.claim is not None:
+                self.context.caches.done(self.claim.offer.cache)
+                self.context.offers.unclaim(self.claim, consumed=error is None)
+                self.claim = None  # which refers to this job, for as long as it held the offer

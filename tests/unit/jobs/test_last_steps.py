@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hawk.control.messages import PeerMessage
 from hawk.errors import HawkError
 from hawk.jobs import serve
 from hawk.jobs.offers import Claim
@@ -52,4 +53,29 @@ async def test_the_consumer_hears_that_it_is_over_before_the_offer_is_given_back
         entry = made.offer()
         await made.fetch(entry.claim).run()
         assert seen == ["Released", "given back"]
+        assert entry.ended.is_set()
+
+
+async def test_an_answer_that_cannot_go_keeps_no_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said first; whatever becomes of it, the source's blocks are its owner's again."""
+    async with rig() as made:
+        entry = made.offer()
+        broken: list[str] = []
+        end = serve.ServeJob._end
+
+        def ended(job: serve.ServeJob, error: HawkError | None) -> None:
+            say = job.send
+
+            def send(message: PeerMessage) -> None:
+                if not broken:
+                    broken.append(type(message).__name__)
+                    raise RuntimeError("no such socket")
+                say(message)
+
+            job.send = send
+            end(job, error)
+
+        monkeypatch.setattr(serve.ServeJob, "_end", ended)
+        await made.fetch(entry.claim).run()  # which asks again, and hears it then
+        assert broken == ["Released"]
         assert entry.ended.is_set()
