@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 import statistics
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,9 @@ APART = 0.01
 BESIDE = 4
 """Requests that decode beside a single one, at most: more of them do not last until all lengths are measured."""
 
+KEPT = 128
+"""So many prompts later an engine has forgotten what it prepared for a length: vLLM keeps it for 32."""
+
 _LOOK = 0.005
 
 Tell = Callable[[str], None]
@@ -61,7 +64,7 @@ class Rates:
 
     def __init__(self, pair: Pair, vocabulary: int, dice: random.Random, longest: int = 1 << 30) -> None:
         self._pair, self._vocabulary, self._dice, self._longest = pair, vocabulary, dice, longest
-        self._sent: set[int] = set()
+        self._sent: deque[int] = deque(maxlen=KEPT)
 
     async def measure(
         self, lengths: Sequence[int], batches: Sequence[int], context: int, runs: int, tell: Tell
@@ -91,14 +94,17 @@ class Rates:
         return prompt(length, self._vocabulary, self._dice)
 
     def _new_prompt(self, length: int) -> list[int]:
-        """One whose length is the nearest to that which none has had yet.
+        """One whose length is the nearest to that which none of the last `KEPT` has had.
 
         An engine may prepare for each number of tokens that it computes, and keep what it has prepared, as vLLM does on
         CPUs for products of matrices.  A workload's requests come in ever new lengths, so single ones have to as well.
         """
-        near = (found for by in itertools.count() for found in (length - by, length + by))
-        found = next(n for n in near if 0 < n <= self._longest and n not in self._sent)
-        self._sent.add(found)
+        near = (
+            n for by in range(self._longest) for n in (length - by, length + by) if 0 < n <= self._longest
+        )
+        new = (n for n in near if n not in self._sent)
+        found = next(new, None) or self._sent.popleft()  # where there are too few: what was longest ago
+        self._sent.append(found)
         return self._prompt(found)
 
     async def _sums(self, side: str, names: Sequence[str]) -> dict[str, float]:
