@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from hawk.errors import PeerUnreachable
 from hawk.transports import _checks, _machine
 from hawk.transports._engine import _client, _door
 from hawk.transports._engine._link import EngineLink
@@ -124,6 +127,12 @@ class EngineTransport(Serving[Server, EngineLink]):
         """See `Transport.connect`."""
         token = self._token_of(endpoint)
         way = _client.Way(endpoint["host"], int(endpoint["port"]), token, self._asks(endpoint))
-        lanes = self._lanes(endpoint)
-        link = EngineLink(self.name, self._settings, way, self.engine, self._step, lanes)
-        return await self._open(link, timeout)
+        until = time.monotonic() + timeout
+        if (lanes := self._lanes(endpoint)) > 1:
+            # A peer may have room for one connection more, and not for all of these.
+            with contextlib.suppress(PeerUnreachable):
+                return await self._open(self._link(way, lanes), timeout)
+        return await self._open(self._link(way, 1), max(until - time.monotonic(), 0.001))
+
+    def _link(self, way: _client.Way, lanes: int) -> EngineLink:
+        return EngineLink(self.name, self._settings, way, self.engine, self._step, lanes)
