@@ -79,6 +79,15 @@ def test_a_python_that_cannot_sample_is_told_of(tmp_path: Path) -> None:
         pytest.fail("there is nothing to watch")
 
 
+def test_a_python_that_greets_can_sample(tmp_path: Path) -> None:
+    greets = tmp_path / "python"
+    greets.write_text(f'#!/bin/sh\necho hello\nexec {sys.executable} "$@"\n')
+    greets.chmod(0o755)
+    with watched({"decode": frozenset(os.sched_getaffinity(0))}, greets) as watch:
+        pass
+    assert len(watch.samples["decode"]) >= 1
+
+
 def test_what_a_block_raises_is_what_comes_out() -> None:
     mine = frozenset(os.sched_getaffinity(0))
     with pytest.raises(KeyError), watched({"prefill": mine}):
