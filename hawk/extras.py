@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+_SMALLER = {"nixl": "nixl nixl-cu12"}
+"""By extra: the packages that do without what they ask for (torch, CUDA's libraries)."""
+
 
 def install(extra: str) -> str:
     """What to do where a package of an extra is missing; HAWK is installed from a clone (README).
@@ -13,9 +16,11 @@ def install(extra: str) -> str:
     would put a copy in its place, which no `git pull` changes.
     """
     clone = _clone()
-    if clone is None:
-        return f'Install the extra {extra}: pip install "PATH_OF_THE_CLONE[{extra}]"'
-    return f'Install the extra {extra}: {sys.executable} -m pip install -e "{clone}[{extra}]"'
+    pip = "pip" if clone is None else f"{sys.executable} -m pip"
+    what = f'"PATH_OF_THE_CLONE[{extra}]"' if clone is None else f'-e "{clone}[{extra}]"'
+    packages = _SMALLER.get(extra)
+    less = f" (gigabytes; {pip} install --no-deps {packages} is enough)" if packages else ""
+    return f"Install the extra {extra}: {pip} install {what}{less}"
 
 
 def _clone() -> str | None:

@@ -173,7 +173,7 @@ def choose(
     """
     rejected: dict[str, str] = {}
     for name in dict.fromkeys(prefer):
-        why = _objection(name, local, remote)
+        why = objection(name, local, remote)
         if why is None:
             reason = "the first choice" if not rejected else f"after {', '.join(rejected)} could not be used"
             return Choice(name, reason, rejected)
@@ -186,9 +186,10 @@ def choose(
     )
 
 
-def _objection(
+def objection(
     name: str, local: Mapping[str, Transport], remote: Mapping[str, Mapping[str, str]]
 ) -> str | None:
+    """Why `choose` would pass this one transport over; None where it is as good as its place in a preference."""
     if name not in local:
         return "not in use on this side"
     if name not in remote:

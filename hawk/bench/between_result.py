@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from hawk.bench.samples import Samples, machine
+from hawk.bench.samples import Samples, machine, of_runs
 from hawk.units import approximate_size
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ def render(result: Result, console: Console) -> None:
             "memory of the host and its processors stand in for both GPUs: ways by the host are what they are"
         )
     console.print(
-        f"{result.devices}: {link}.  The channels are regions in GPU memory: no BAR, no NPU.  Median of {result.runs} "
-        f"runs; every byte compared.  Paced: {result.pace / 1e9:g} GB/s.",
+        f"{result.devices}: {link}.  The channels are regions in GPU memory: no BAR, no NPU.  "
+        f"Of each {of_runs(result.runs)}; every byte compared.  Paced: {result.pace / 1e9:g} GB/s.",
         highlight=False,
     )
     console.print(_ways(result))

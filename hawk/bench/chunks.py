@@ -32,7 +32,7 @@ import uvloop
 from rich.table import Table
 
 from hawk.agent import Agent
-from hawk.bench.samples import Samples, machine
+from hawk.bench.samples import Samples, machine, of_runs
 from hawk.bench.stand_in import Compiler, StandIn
 from hawk.cache import KVCache
 from hawk.client import connect
@@ -261,7 +261,7 @@ def _spent() -> dict[str, float]:
 def render(result: Result, console: Console) -> None:
     """Prints `result` as a table."""
     table = Table(
-        title=f"Microseconds of a processor for each chunk, median of {result.runs} runs (the least)",
+        title=f"Microseconds of a processor for each chunk, {of_runs(result.runs, ' (the least)')}",
         title_justify="left",
     )
     table.add_column("request", no_wrap=True)

@@ -33,7 +33,7 @@ from rich.text import Text
 
 from hawk.bench import bytes_alone
 from hawk.bench.engine_alone import Alone, stands_on_one
-from hawk.bench.samples import Samples, machine, ratio
+from hawk.bench.samples import Samples, machine, of_runs, ratio
 from hawk.bench.serving import Served
 from hawk.errors import InternalError, InvalidArgument, NotViable
 from hawk.memory import shared
@@ -298,7 +298,7 @@ def _rates(samples: Samples) -> tuple[str, str]:
 def render(result: EnginesResult, console: Console) -> None:
     """Prints one table, and what was left out."""
     title = (
-        f"The same bytes over every transport; the median of {result.runs} runs, GB/s.  "
+        f"The same bytes over every transport; {of_runs(result.runs)}, GB/s.  "
         "Goal: our rate by that of the engine alone"
     )
     # Narrow enough for 80 columns.

@@ -36,7 +36,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hawk.bench import bytes_alone, check_alone, transfer, whole_job
-from hawk.bench.samples import Samples, machine, ratio
+from hawk.bench.samples import Samples, machine, of_runs, ratio
 from hawk.cache import KVCache
 from hawk.control.certificates import new_certificates
 from hawk.demo import agents, engine, scenario
@@ -294,8 +294,8 @@ def render(result: IntegrityResult, console: Console) -> None:
     """Prints the check alone, the bytes alone, the whole jobs, then what was left out."""
     cpus = len(os.sched_getaffinity(0))
     console.print(
-        f"Python {platform.python_version()} on {cpus} CPUs, retile core {core_name()}; the median of "
-        f"{result.runs} runs, with the slowest and the fastest.  1 GB is 10^9 bytes.",
+        f"Python {platform.python_version()} on {cpus} CPUs, retile core {core_name()}; "
+        f"{of_runs(result.runs, ', with the slowest and the fastest')}.  1 GB is 10^9 bytes.",
         highlight=False,
     )
     checks = _table(

@@ -17,6 +17,11 @@ from hawk._version import __version__
 from hawk.retile.native import core_name
 
 
+def of_runs(runs: int, but: str = "") -> str:
+    """What a figure of so many runs is; `but` is said of their spread, which one run has not."""
+    return "one run" if runs == 1 else f"the median of {runs} runs{but}"
+
+
 @dataclass
 class Samples:
     """Seconds that each run took to move `nbytes`."""

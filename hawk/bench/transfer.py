@@ -41,7 +41,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hawk.bench import bytes_alone, whole_job
-from hawk.bench.samples import Samples, machine, ratio
+from hawk.bench.samples import Samples, machine, of_runs, ratio
 from hawk.demo import scenario
 from hawk.errors import InvalidArgument
 from hawk.memory.available import available_memory
@@ -200,8 +200,8 @@ def render(result: TransferResult, console: Console) -> None:
     """Prints the bytes alone, then the whole jobs and their parts, then what was left out."""
     cpus = len(os.sched_getaffinity(0))
     console.print(
-        f"Python {platform.python_version()} on {cpus} CPUs, retile core {core_name()}; the median of "
-        f"{result.runs} runs, with the slowest and the fastest.  1 GB is 10^9 bytes.",
+        f"Python {platform.python_version()} on {cpus} CPUs, retile core {core_name()}; "
+        f"{of_runs(result.runs, ', with the slowest and the fastest')}.  1 GB is 10^9 bytes.",
         highlight=False,
     )
     console.print(_alone(result))

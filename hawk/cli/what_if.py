@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -42,19 +44,71 @@ _OPTIONS = {
 """Fields of errors that are options, where no single option is being read."""
 
 
+_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
+
+
 def _pairs(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> Any:
     """A click callback: `1:2`, any number of them."""
     return tuple(_pair(context, option, text) for text in value)
 
 
+def _ratios(context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> Any:
+    """A click callback: `1:2`, any number of them.  One number alone is refused: it may be meant as P:1 or as P:P."""
+    return tuple(_ratio(context, option, text) for text in value)
+
+
+def _ratio(_context: click.Context, option: click.Parameter, text: str) -> Any:
+    parts = text.split(":")
+    numbers = [Fraction(part) for part in parts if _NUMBER.fullmatch(part) and Fraction(part)]
+    if len(numbers) == len(parts) == 2 and all(number.denominator == 1 for number in numbers):
+        return tuple(map(int, numbers))
+    meant = "such as 3:1"
+    if len(numbers) == len(parts) == 1:
+        meant = f"{_told(numbers[0])}, if {text} is prefill by decode"
+    elif len(numbers) == len(parts) == 2:
+        meant = _told(numbers[0] / numbers[1])
+    raise click.BadParameter(
+        f"not a ratio; got {text!r}; expected P:D, whole numbers of prefill and of decode instances: {meant}",
+        param=option,
+    )
+
+
+def _told(ratio: Fraction) -> str:
+    return f"{ratio.numerator}:{ratio.denominator}"
+
+
+def _rate(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """A click callback: requests a second; how many there may be is looked at where they are asked for."""
+    if value is not None and not value > 0:
+        raise click.BadParameter(
+            f"not a rate; got {value:g}; expected above 0, in requests a second", param=option
+        )
+    return value
+
+
+def _part(_context: click.Context, option: click.Parameter, value: float) -> float:
+    """A click callback: above 0, and 1 at most."""
+    if not 0 < value <= 1:
+        meant = f": {value / 100:g} for {value:g}%" if 1 < value <= 100 else ", such as 0.9 for 90%"
+        raise click.BadParameter(
+            f"not a part of the requests; got {value:g}; expected above 0, and 1 at most{meant}", param=option
+        )
+    return value
+
+
 def _link(_context: click.Context, option: click.Parameter, value: tuple[str, ...]) -> Any:
     """A click callback: bytes a second, any number of them."""
     from hawk.errors import InvalidArgument
-    from hawk.serving.figures import number
     from hawk.units import parse_rate
 
     try:
-        return tuple(number(parse_rate(text), "", 1.0) for text in value)
+        rates = [(text, parse_rate(text)) for text in value]
+        for text, rate in rates:
+            if rate < 1.0:
+                raise InvalidArgument(
+                    "too slow for a link", got=repr(text), expected='above 0, such as "25GB/s" or "200Gb/s"'
+                )
+        return tuple(rate for _, rate in rates)
     except InvalidArgument as error:
         raise click.BadParameter(_plainly(error), param=option) from None
 
@@ -65,7 +119,10 @@ def _duration(_context: click.Context, option: click.Parameter, value: str | Non
     from hawk.units import parse_duration
 
     try:
-        return None if value is None else parse_duration(value)
+        seconds = None if value is None else parse_duration(value)
+        if seconds == 0:
+            raise InvalidArgument("nothing keeps it", got=repr(value), expected='above 0, such as "500ms"')
+        return seconds
     except InvalidArgument as error:
         raise click.BadParameter(_plainly(error), param=option) from None
 
@@ -107,7 +164,7 @@ def _side_of(name: str, error: HawkError) -> str:
 
 
 @click.command("what-if")
-@click.option("--rate", type=float, help="Requests a second.  [default: a trace's own times]")
+@click.option("--rate", type=float, callback=_rate, help="Requests a second.  [default: a trace's own times]")
 @click.option(
     "--workload",
     default="chatbot",
@@ -133,9 +190,9 @@ def _side_of(name: str, error: HawkError) -> str:
     multiple=True,
     default=("1:1",),
     show_default=True,
-    callback=_pairs,
+    callback=_ratios,
     metavar="P:D",
-    help="Prefill to decode instances; may be given again.",
+    help="Prefill to decode instances, such as 3:1; may be given again.",
 )
 @click.option(
     "--way",
@@ -168,10 +225,11 @@ def _side_of(name: str, error: HawkError) -> str:
 @click.option("--tpot", callback=_duration, help="Promise on each token after it.  [default: as --ttft]")
 @click.option(
     "--attainment",
-    type=click.FloatRange(0, 1),
+    type=float,
     default=0.9,
     show_default=True,
-    help="Part of the requests that both promises are kept for.",
+    callback=_part,
+    help="Part of the requests that both promises are kept for: 0.9 for 90%.",
 )
 @click.option("--calibration", default="paper", show_default=True, help="paper, measured, or a .toml file.")
 @click.option("--max-batch", type=click.IntRange(1), default=256, show_default=True)
@@ -256,10 +314,17 @@ def _asked(said: dict[str, Any]) -> tuple[Any, list[Option]]:
         load_served(said["model"])  # an unknown one is told before anything runs
     with _naming():
         ways: list[Configuration] = list(said["ways"])
-        ways = ways or [w for w in DEFAULT_WAYS if any(joins(w, p, d) for p in prefills for d in decodes)]
+        if not ways:
+            ways = [w for w in DEFAULT_WAYS if any(joins(w, p, d) for p in prefills for d in decodes)]
+            if not ways:  # whatever decodes, one of them ends there: it is where they begin
+                raise click.BadParameter(
+                    f"every way begins at a GPU; got {', '.join(one.name for one in prefills)}, an NPU; "
+                    "expected a GPU that prefills, such as a100",
+                    param_hint="'--prefill'",
+                )
         transfers = [
             _with_sides(Transfer(way, calibration, link, overlap), said)
-            for way in ways or DEFAULT_WAYS[:1]
+            for way in ways
             for link in said["links"]
         ]
         base = _base(said, workload, slo, transfers[0], prefills[0], decodes[0])

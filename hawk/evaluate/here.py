@@ -100,8 +100,12 @@ def chosen(devices: str) -> str:
     if devices != between.HOST:
         count, why = _gpus()
         if highest >= count:
+            there = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0,cuda:0, for there is one GPU"
             raise InvalidArgument(
-                "no such GPU", field="devices", got=devices, expected=f"of {count} GPUs", reason=why or None
+                "no such GPU" if count else f"no GPU can be used here: {why}",
+                field="devices",
+                got=devices,
+                expected=there if count else between.HOST,
             )
     return devices
 

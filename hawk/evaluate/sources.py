@@ -6,6 +6,7 @@ day and its version since those are written; older files are known by their fiel
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -94,9 +95,16 @@ class Source:
 def gather(given: Iterable[Path], origin: Origin) -> list[Source]:
     """Every file in order, of a folder all `*.json` in it (not below it) in the order of their names.
 
+    Files of the same bytes are one, by the first of their names: no two runs write the same, and what is given twice
+    is no second machine.
     Raises `InvalidArgument` for what is not there, a folder without such a file, and what `read` refuses.
     """
-    found: list[Source] = []
+    found: dict[bytes, Source] = {}
+
+    def add(path: Path, name: str) -> None:
+        one = read(path, origin, name)
+        found.setdefault(hashlib.sha256(path.read_bytes()).digest(), one)
+
     for path in given:
         if path.is_dir():
             inside = sorted(p for p in path.glob("*.json") if p.is_file())
@@ -113,14 +121,15 @@ def gather(given: Iterable[Path], origin: Origin) -> list[Source]:
                     got=path,
                     expected=f"a folder with *.json files in it, which are not looked for further down{has}",
                 )
-            found += [read(p, origin, f"{path.name}/{p.name}") for p in inside]
+            for p in inside:
+                add(p, f"{path.name}/{p.name}")
         elif path.is_file():
-            found.append(read(path, origin, path.name))
+            add(path, path.name)
         else:
             raise InvalidArgument(
                 "no such file or folder", field="from", got=path, expected="one that is there"
             )
-    return found
+    return list(found.values())
 
 
 def read(path: Path, origin: Origin, name: str | None = None) -> Source:
@@ -133,11 +142,9 @@ def read(path: Path, origin: Origin, name: str | None = None) -> Source:
         tree = json.loads(path.read_bytes(), parse_constant=_refused, parse_float=_finite)
         json.dumps(tree, ensure_ascii=False).encode()  # half a character is no text that a page can have
     except (ValueError, RecursionError) as error:
+        message, got = _not_json(error)
         raise InvalidArgument(
-            f"no JSON: {error}",
-            field=str(path),
-            got="other text",
-            expected="what `hawk bench ... --json` prints",
+            message, field=str(path), got=got, expected="what `hawk bench ... --json` prints"
         ) from None
     # A name that is no UTF-8 has its place on disk, but none in a page.
     return source(tree, path, origin, os.fsencode(name or path.name).decode(errors="replace"))
@@ -158,6 +165,15 @@ def source(tree: Any, path: Path, origin: Origin, name: str) -> Source:
             "figures of bytes that were wrong", field=f"{path}: correct", got="false", expected="true"
         )
     return Source(path, name, benchmark, origin, _machine(tree, about), about.date or "date not said", data)
+
+
+def _not_json(error: Exception) -> tuple[str, str]:
+    """What was wrong, and what stood there."""
+    if isinstance(error, json.JSONDecodeError):
+        there = error.doc[error.pos :].strip()[:30]
+        message = f"this is no JSON at line {error.lineno}, column {error.colno}"
+        return message, repr(there) if there else "the end of the file"
+    return "this is no JSON", "bytes that are no UTF-8" if isinstance(error, UnicodeError) else str(error)
 
 
 def _refused(word: str) -> float:

@@ -73,8 +73,8 @@ def latency(source: Source, name: str, title: str, *, buffer: bool = False) -> F
         else " The target's channels are regions in memory of the second GPU."
     )
     caption = (
-        f"From asking until stored. Median of {data.runs} with the fastest and the slowest run, ways that are "
-        f"compared by turns; {link}; every byte compared. {source.told}.{stand_in} "
+        f"From asking until stored. {_runs(data.runs)}, ways that are compared by turns; {link}; every byte "
+        f"compared. {source.told}.{stand_in} "
         "The single receive buffer has no line: the paper's runs out of memory"
         f"{', as its replay below shows' if buffer else ''}."
     )
@@ -125,6 +125,10 @@ def _looks(sources: Sequence[Source]) -> list[str]:
     """A look for each file: the configuration is the panel's."""
     others = iter(("another machine", "a third machine", "a fourth machine", "a fifth machine"))
     return ["this machine" if s.origin is Origin.HERE else next(others, "") for s in sources]
+
+
+def _runs(runs: int) -> str:
+    return "One run of each" if runs == 1 else f"Median of {runs} with the fastest and the slowest run"
 
 
 def _short(source: Source) -> str:

@@ -31,7 +31,7 @@ from hawk.jobs.room import RoomAsk
 from hawk.jobs.shelf import Shelf
 from hawk.memory.region import Segments
 from hawk.memory.shared import alloc
-from hawk.transports.registry import choose
+from hawk.transports.registry import objection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +179,9 @@ async def try_transports(context: FetchContext, peer: str, timeout: float) -> li
 
 async def _try(context: FetchContext, session: PeerSession, name: str, timeout: float) -> TransportTry:
     try:
-        choose((name,), context.transports, session.endpoints)
+        # Not `choose`, whose error tells of others that a whole preference leaves out; this is one name of it.
+        if (why := objection(name, context.transports, session.endpoints)) is not None:
+            return TransportTry(transport=name, ok=False, text=why[:1024])
         async with asyncio.timeout(timeout):
             seconds = await _read(context, session, name, timeout)
     except HawkError as error:

@@ -49,6 +49,18 @@ async def test_what_one_side_lacks_is_told_and_the_other_way_is_tried(site: Site
     assert _way("peer d0", way, {"tcp", "shm"}).level is Level.WARN
 
 
+async def test_one_name_of_a_preference_says_nothing_of_what_the_others_are(site: Site) -> None:
+    """The preference does name shm; it is only not the one that was just tried."""
+    prefill = site.start("p0", {"transport": {"prefer": ["shm"]}}, role="prefill")
+    decode = site.start(
+        "d0", {"transport": {"prefer": ["shm", "tcp"]}, "peers": {"p0": prefill.control}}, role="decode"
+    )
+    async with Operator(decode.local) as operator:
+        ways = {way.transport: way for way in await operator.try_peer("p0")}
+    assert ways["shm"].ok
+    assert ways["tcp"].text == "not offered by the peer"
+
+
 async def test_an_agent_that_is_not_there_is_not_its_peer(tmp_path: Path) -> None:
     socket = tmp_path / "d0.sock"
     said = json.loads(await hawk("doctor", "--peer", "p0", "--json", "--local", f"ipc://{socket}", status=1))

@@ -76,6 +76,23 @@ def test_devices_that_are_not_there_are_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("count", "expected", "said"),
+    [
+        (0, "host,host", "no GPU can be used here: no driver"),
+        (1, "cuda:0,cuda:0, for there is one GPU", "no such GPU"),
+        (4, "cuda:0 to cuda:3", "no such GPU"),
+    ],
+)
+def test_gpus_that_are_there_are_named(
+    monkeypatch: pytest.MonkeyPatch, count: int, expected: str, said: str
+) -> None:
+    monkeypatch.setattr(here, "_gpus", lambda: (count, "" if count else "no driver"))
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        here.chosen("cuda:0,cuda:4")
+    assert caught.value.expected == expected
+
+
 def test_what_a_run_that_ended_early_left_is_overwritten(little: None, tmp_path: Path) -> None:
     def ends(**_: object) -> None:
         raise KeyboardInterrupt

@@ -134,6 +134,29 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, text: str) -> None:
     assert caught.value.expected
 
 
+@pytest.mark.parametrize(
+    ("text", "said", "got"),
+    [
+        ("# HAWK\n", "line 1, column 1", "'# HAWK'"),
+        ('{"a": 1', "line 1, column 8", "the end of the file"),
+        ('{"a": NaN}', "this is no JSON", "NaN is no number"),
+    ],
+)
+def test_what_is_no_json_says_what_stands_where(tmp_path: Path, text: str, said: str, got: str) -> None:
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        read(tmp_path, text)
+    assert caught.value.got == got
+
+
+def test_the_same_bytes_are_no_second_machine(tmp_path: Path) -> None:
+    one, again, other = (tmp_path / name for name in ("one.json", "again.json", "other.json"))
+    one.write_text(json.dumps(made.between()))
+    again.write_text(one.read_text())
+    other.write_text(json.dumps(made.between(runs=4)))
+    found = sources.gather([one, one, again, other, tmp_path], Origin.ELSEWHERE)
+    assert [s.name for s in found] == ["one.json", "other.json"]
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("none.json", "empty"):
@@ -150,8 +173,8 @@ def test_a_folder_of_folders_says_which_have_figures(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(made.between()))
+    for runs, name in enumerate(("b", "a"), 1):
+        (tmp_path / f"{name}.json").write_text(json.dumps(made.between(runs=runs)))
     found = sources.gather([tmp_path], Origin.ELSEWHERE)
     assert [s.name for s in found] == [f"{tmp_path.name}/a.json", f"{tmp_path.name}/b.json"]
 

@@ -38,4 +38,6 @@ def test_a_clone_that_runs_stays_what_runs(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_otherwise_it_is_said_in_general(said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(monkeypatch, said)
+    # What is a tenth of the size and does the same is said beside it.
+    assert "; pip install --no-deps nixl nixl-cu12 is enough)" in install("nixl")
     assert install("tls") == 'Install the extra tls: pip install "PATH_OF_THE_CLONE[tls]"'
