@@ -171,16 +171,30 @@ def retile(sources: Sequence[Source]) -> Table | None:
     return Table("retile", "Retile", caption, columns, tuple(rows))
 
 
+_NOTHING_MOVES = ("nothing", "told")
+"""What is beside a prefill in rows after whose end nothing can be left."""
+
+
+def _spread(row: Any) -> tuple[float | None, ...]:
+    """By how much it is slowed, in percent; the prefill alone is what the others are held against."""
+    if row.beside == "nothing":
+        return None, None, None
+    return 100 * row.slows, 100 * row.least, 100 * row.most
+
+
 def beside_prefill(sources: Sequence[Source]) -> Table | None:
     """What a transfer costs the prefill that it runs beside."""
     rows = [
         (
+            size.tokens,
             size.nbytes / 1e6,
             row.agent,
+            row.launch,
             row.beside,
             row.seconds * 1e3,
-            100 * row.slows,
-            row.after * 1e3,
+            *_spread(row),
+            None if row.beside in _NOTHING_MOVES else row.after * 1e3,
+            row.part or None,
             source.origin.value,
             source.name,
         )
@@ -191,14 +205,28 @@ def beside_prefill(sources: Sequence[Source]) -> Table | None:
     if not rows:
         return None
     columns = (
-        Column("size, MB", "size_mb", ".1f"),
+        Column("tokens", "tokens", ",.0f"),
+        Column("size, MB", "size_mb", ",.0f"),
         Column("agent", "agent"),
-        Column("beside the prefill", "beside"),
+        Column("launched as", "launch"),
+        Column("beside", "beside"),
         Column("prefill, ms", "prefill_ms", ".1f"),
         Column("slows by, %", "slows_percent", ".1f"),
-        Column("left after its end, ms", "after_ms", ".1f"),
+        Column("least", "least_percent", ".1f"),
+        Column("most", "most_percent", ".1f"),
+        Column("after, ms", "after_ms", ".1f"),
+        Column("of the job", "part_of_job", ".2f"),
         Column("origin", "origin"),
         Column("file", "source"),
     )
-    caption = "A prefill on a GPU alone and beside a transfer of its own layers."
+    caption = (
+        "A prefill on a GPU, alone and beside a transfer of its own layers: by what part it takes longer than alone in "
+        "the same round, the median of the rounds with the least and the most of them. Agent: embedded in the "
+        "prefill's process, apart in a process of its own, or none. Launched as: kernels, one by one from a thread, as "
+        "engines do, or a layer at a time as CUDA graphs. Beside: nothing; told: an agent is told of each layer, and "
+        "nobody fetches; job: it is told, and another process fetches all of it; kernels: all chunks are only retiled; "
+        "copies: as many bytes are only copied into locked memory. After: from the prefill's end until all of that is "
+        "done, and what part that is of the job alone. A rate beside the agent: into another GPU over a link of that "
+        "rate."
+    )
     return Table("beside-prefill", "Beside a prefill", caption, columns, tuple(rows))

@@ -70,7 +70,12 @@ def html(report: Report) -> str:
 
 def _cells(table: Table) -> dict[str, Any]:
     columns = [
-        {"title": c.title, "number": bool(c.form) or c.right, "origin": c.origin.value if c.origin else ""}
+        # A column that is called as what its numbers are is called so once.
+        {
+            "title": "" if c.origin and c.title == c.origin.value else c.title,
+            "number": bool(c.form) or c.right,
+            "origin": c.origin.value if c.origin else "",
+        }
         for c in table.columns
     ]
     rows = [

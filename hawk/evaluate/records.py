@@ -207,8 +207,12 @@ class Column:
         if isinstance(value, str) or not self.form:
             return str(value)
         if self.form == "digits":
-            return f"{float(f'{value:.4g}'):,.15g}"
-        return format(value, self.form)
+            return f"{float(f'{value:.4g}'):z,.15g}"
+        if self.form.endswith("d"):
+            return format(value, self.form)
+        # What rounds to nothing has no sign of its own.
+        sign = self.form[0] if self.form[0] in "+- " else ""
+        return format(value, f"{sign}z{self.form[len(sign) :]}")
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,7 @@ class OverlapRow(Struct, frozen=True):
     least: float
     most: float
     after: float = 0.0
+    part: float = 0.0
 
 
 class OverlapSize(Struct, frozen=True):

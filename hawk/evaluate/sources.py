@@ -170,7 +170,7 @@ def source(tree: Any, path: Path, origin: Origin, name: str) -> Source:
 def _not_json(error: Exception) -> tuple[str, str]:
     """What was wrong, and what stood there."""
     if isinstance(error, json.JSONDecodeError):
-        there = error.doc[error.pos :].strip()[:30]
+        there = error.doc[error.pos :].strip().partition("\n")[0][:30]
         message = f"this is no JSON at line {error.lineno}, column {error.colno}"
         return message, repr(there) if there else "the end of the file"
     return "this is no JSON", "bytes that are no UTF-8" if isinstance(error, UnicodeError) else str(error)

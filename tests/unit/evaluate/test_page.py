@@ -18,7 +18,7 @@ from hawk.evaluate.records import Absent, Figure, Input, Origin, Report, Series
 from hawk.evaluate.run import Options, assemble
 from tests.unit.evaluate import made
 
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 
 class Page(HTMLParser):
@@ -137,6 +137,12 @@ def test_what_comes_from_outside_is_text(text: str) -> None:
     assert "a <script>" not in text
     assert "a &lt;script&gt;" in text
     assert "<b>load" not in text
+
+
+def test_a_column_called_as_what_its_numbers_are_is_called_so_once(text: str) -> None:
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", text)
+    assert '<span class="tag paper">paper</span>' in heads
+    assert not [head for head in heads if re.match(r"(paper|simulated)<br>", head)]
 
 
 def test_every_input_has_a_mark_and_a_source(report: Report, written: Path) -> None:

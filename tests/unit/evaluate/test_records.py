@@ -67,6 +67,22 @@ def test_what_makes_no_sense_is_refused(make: object) -> None:
     assert caught.value.expected
 
 
+@pytest.mark.parametrize(
+    ("form", "value", "text"),
+    [
+        (".1f", -0.04, "0.0"),
+        ("+.1f", -0.04, "+0.0"),
+        ("+.1f", -0.06, "-0.1"),
+        (",.0f", 8192, "8,192"),
+        ("digits", -0.0, "0"),
+        ("d", 3, "3"),
+        (".1f", None, ""),
+    ],
+)
+def test_what_rounds_to_nothing_has_no_sign(form: str, value: float | None, text: str) -> None:
+    assert Column("difference", "difference", form).shown(value) == text
+
+
 def test_a_legend_says_where_numbers_come_from() -> None:
     for origin in set(Origin) - {Origin.ASSUMED}:
         assert origin.value in figure(origin).panels[0].series[0].told

@@ -137,7 +137,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said", "got"),
     [
-        ("# HAWK\n", "line 1, column 1", "'# HAWK'"),
+        ("# HAWK\nmore\n", "line 1, column 1", "'# HAWK'"),
         ('{"a": 1', "line 1, column 8", "the end of the file"),
         ('{"a": NaN}', "this is no JSON", "NaN is no number"),
     ],
